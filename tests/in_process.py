@@ -18,9 +18,8 @@ from ecrl_cli.cli import hydra_jobs
 from ecrl_cli.cli.main import main
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.records.events import PlannedFailure
-from ecrl_cli.supervision.launch import launcher_cache
-from ecrl_cli.supervision.launch.launcher import Launcher
-from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
+from ecrl_cli.supervision.launch import launcher
+from ecrl_cli.supervision.launch.launcher import Launcher, LauncherCache
 
 _ENVIRONMENT = dict(os.environ)  # of the session: what a test sets is not for the runs of the tests behind it
 
@@ -54,7 +53,7 @@ def ecrl_in_process(folder: Path, *arguments: str, check: int | None = 0, launch
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch.object(hydra_jobs, "LauncherCache", lambda: launchers),
-        mock.patch.object(launcher_cache, "LauncherCache", lambda: launchers),  # imported where it is used
+        mock.patch.object(launcher, "LauncherCache", lambda: launchers),  # imported where it is used
     ):
         code = main(arguments)
     if check is not None:

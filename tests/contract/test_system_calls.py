@@ -33,7 +33,7 @@ from pathlib import Path
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
-from ecrl_cli.storage.recording_fs import RecordingFs
+from tests.recording_fs import RecordingFs
 from ecrl_cli.studies.frame.write_modes import write_mode
 
 root, layout, mode = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -110,7 +110,8 @@ class _Traces(dict[tuple[str, str], Trace]):
 def traced(run: Path, layout: str, mode: str) -> Trace:
     root, log = run / "checkpoints", run.with_name(run.name + ".strace")
     command = [str(STRACE), "-f", "--seccomp-bpf", "-y", "-s", "16", "-o", str(log), "-e", "trace=" + ",".join(f"?{name}" for name in CHANGING)]
-    done = subprocess.run([*command, sys.executable, "-c", SAVER, str(root), layout, mode], capture_output=True, text=True, check=False)
+    saver, here = [sys.executable, "-c", SAVER, str(root), layout, mode], Path(__file__).parents[2]
+    done = subprocess.run([*command, *saver], capture_output=True, text=True, check=False, cwd=here)  # SAVER imports from tests/
     assert done.returncode == 0, done.stderr[-2000:]
     seam = tuple(Event(name, path, target, size) for name, path, target, size in json.loads(done.stdout))
     return Trace(root, tuple(events(log.read_text(), run)), seam)

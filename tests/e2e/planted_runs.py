@@ -11,7 +11,7 @@ from ecrl_cli.config.build import build
 from ecrl_cli.runs.run import RunContext, run
 from ecrl_cli.runs.run_plan import plan_run
 from ecrl_cli.supervision.console import SilentUI
-from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
+from ecrl_cli.supervision.launch.launcher import LauncherCache
 from ecrl_cli.verify.verdict import Verdict
 from ecrl_cli.verify.verify_run import verify_run
 from tests.e2e.planting import suite_of

@@ -20,7 +20,7 @@ from ecrl_cli.checkpoint.repair.repair import check_folder, repair
 from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.errors import RunDirectoryError, StorageError
-from ecrl_cli.storage.recording_fs import RecordingFs
+from tests.recording_fs import RecordingFs
 from tests.unit.checkpoint_support import CountingFs, flip, store_at
 
 

@@ -20,8 +20,8 @@ from ecrl_cli.checkpoint.store.integrity import IntegrityReport
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.errors import CheckpointConflict, Fenced, StorageError
 from ecrl_cli.storage.fs import Buffer, PosixFs
-from ecrl_cli.storage.recording_fs import Call, RecordingFs
 from ecrl_cli.storage.writing import WriteMode
+from tests.recording_fs import Call, RecordingFs
 from tests.unit.checkpoint_support import CONFIG, commit, flip, image, store_at
 
 

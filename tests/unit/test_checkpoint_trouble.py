@@ -29,10 +29,10 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.records.span_clock import SpanClock
 from ecrl_cli.storage.fs import Buffer, PosixFs
-from ecrl_cli.storage.recording_fs import RecordingFs
 from ecrl_cli.storage.writing import WriteMode
 from ecrl_cli.training.heartbeat import HeartbeatWriter
 from ecrl_cli.training.train_loop import TrainLoop
+from tests.recording_fs import RecordingFs
 from tests.unit.checkpoint_support import CONFIG, commit, image, store_at, writer_process
 from tests.unit.test_checkpoint_train_state import Run, config, lines, strategy_of
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.linux import processes
+from ecrl_cli.linux.pdeathsig import mortal_command
 from ecrl_cli.supervision.launch.child_environment import child_environment, kernel_choices
-from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
 
 WAIT = [sys.executable, "-c", "import signal; signal.pause()"]
 
@@ -72,7 +72,7 @@ def test_a_sweep_takes_the_runs_processes_and_nobody_elses(tmp_path: Path) -> No
 
 def test_a_mortal_child_goes_with_its_parent() -> None:
     code = (
-        "import subprocess, sys; from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command;"
+        "import subprocess, sys; from ecrl_cli.linux.pdeathsig import mortal_command;"
         f"child = subprocess.Popen(mortal_command({WAIT!r})); print(child.pid, flush=True); child.wait()"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -15,7 +15,7 @@ from ecrl_cli.errors import ConfigError, RunDirectoryError
 from ecrl_cli.runs.run import RunContext, RunResult
 from ecrl_cli.runs.run_dir_link import link_run_dir, lost
 from ecrl_cli.runs.run_plan import RunPlan
-from ecrl_cli.storage import throttled_fs
+from ecrl_cli.storage import fs_wrapper
 from ecrl_cli.storage.fs import CREATE
 from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import RunBuilder, config_of
@@ -122,7 +122,7 @@ class Clock:
 
 def test_a_throttled_storage_takes_the_time_that_its_bandwidth_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(throttled_fs, "time", clock)
+    monkeypatch.setattr(fs_wrapper, "time", clock)
     store = CheckpointStore(tmp_path, StoreConfig(bytes_per_s=2**20))
     fd = store.fs.open(tmp_path / "file", CREATE)
     data = memoryview(bytes(3 * 2**20))

@@ -15,13 +15,13 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RunConfig
 from ecrl_cli.errors import EcrlError, Stopped, StorageError
 from ecrl_cli.failures.plan import plan
+from ecrl_cli.linux.pdeathsig import mortal_command
 from ecrl_cli.records.events import SupervisorRecord
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs import supervisor_restarter
 from ecrl_cli.runs.run_plan import plan_run
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals, held_back
-from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
 from tests.conftest import comes_true
 
 STOPPED = ["Stopped", "SIGTERM", "stopped; step 9 is durable", "go on", "stopped"]

@@ -20,7 +20,7 @@ from ecrl_cli.runs.run import RunResult
 from ecrl_cli.runs.sweep import SweepPlan, read_manifest, sweep, todo
 from ecrl_cli.runs.sweep_progress import Board
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.launch import launcher_cache
+from ecrl_cli.supervision.launch import launcher
 from ecrl_cli.supervision.run_lock import run_lock
 from tests.runs.builder import build_ref
 
@@ -107,9 +107,9 @@ def test_a_run_begun_under_other_kernels_is_another_machine_s(tmp_path: Path, mo
 
 
 def test_a_warm_launcher_serves_no_run_under_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher_cache, "launcher_of", lambda config: mock.Mock(load=lambda: mock.Mock(make=lambda config: mock.Mock())))
+    monkeypatch.setattr(launcher, "launcher_of", lambda config: mock.Mock(load=lambda: mock.Mock(make=lambda config: mock.Mock())))
     monkeypatch.setenv("MKL_CBWR", "AVX2")
-    cache = launcher_cache.LauncherCache()
+    cache = launcher.LauncherCache()
     first = cache.of(RunConfig(), ())
     assert cache.of(RunConfig(), ()) is first
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")

@@ -13,9 +13,9 @@ import pytest
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage import writing
 from ecrl_cli.storage.fs import CREATE, FOLDER, READ, Buffer, PosixFs
-from ecrl_cli.storage.recording_fs import RecordingFs
 from ecrl_cli.storage.safe_read import RefusedFile, open_regular, pieces, read_small
 from ecrl_cli.storage.writing import BLOCK, CHUNK, DIRECT_FROM, WriteMode, replace_link, replace_small, write_new
+from tests.recording_fs import RecordingFs
 
 SIZES = [0, 1, BLOCK - 1, BLOCK, DIRECT_FROM - 1, DIRECT_FROM, DIRECT_FROM + 1, DIRECT_FROM + BLOCK - 1, 2 * CHUNK + 5 * BLOCK + 17]
 

@@ -8,7 +8,7 @@ import pytest
 
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import CREATE, PosixFs
-from ecrl_cli.storage.heartbeat_fs import HeartbeatFs
+from ecrl_cli.storage.fs_wrapper import HeartbeatFs
 
 
 def test_every_call_beats_before_and_after_and_does_what_it_does(tmp_path: Path) -> None:

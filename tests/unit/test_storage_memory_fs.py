@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import CREATE, FOLDER, READ, Fs, PosixFs
-from ecrl_cli.storage.memory_fs import ModelFs
-from ecrl_cli.storage.memory_fs_nodes import Link
+from ecrl_cli.storage.memory_fs import Link, ModelFs
 from ecrl_cli.storage.safe_read import open_regular, read_small
 from ecrl_cli.storage.writing import WriteMode, replace_link, replace_small, write_new
 

@@ -20,7 +20,7 @@ from ecrl_cli.runs.run_dir_link import link_run_dir
 from ecrl_cli.runs.sweep import exit_code, sweep, todo
 from ecrl_cli.runs.sweep_progress import Board, LoggedSweepProgress
 from ecrl_cli.storage.files import write_whole
-from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
+from ecrl_cli.supervision.launch.launcher import LauncherCache
 from ecrl_cli.verify.reference import References
 
 

@@ -23,7 +23,7 @@ from ecrl_cli.runs.compatibility import disagreements
 from ecrl_cli.runs.run_dir_checks import check_run_dir, claim_sweep
 from ecrl_cli.runs.run_dir_link import lost
 from ecrl_cli.runs.run_plan import RunPlan, command_folder, plan_run, references
-from ecrl_cli.supervision.launch.netns_command import check_network
+from ecrl_cli.supervision.launch.launcher import check_network
 from ecrl_cli.supervision.launch.slurm_allocation import check_allocation
 from ecrl_cli.supervision.run_lock import run_lock
 

@@ -27,7 +27,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs.run import RunContext, RunResult, failed, run
 from ecrl_cli.runs.run_plan import plan_run
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
+from ecrl_cli.supervision.launch.launcher import LauncherCache
 from ecrl_cli.supervision.launch.slurm_allocation import REQUEUED
 from ecrl_cli.supervision.run_lock import run_lock
 

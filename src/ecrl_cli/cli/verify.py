@@ -169,7 +169,7 @@ def train_references(runs: Sequence[Path], known: References) -> int:
     # Imported here: the supervising side takes half a second to load, which a verdict from records alone does not need.
     from ecrl_cli.runs.reference_training import announcement, required
     from ecrl_cli.runs.run import RunContext, run
-    from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
+    from ecrl_cli.supervision.launch.launcher import LauncherCache
 
     launchers, mask = LauncherCache(), os.umask(0o077)
     try:

@@ -26,7 +26,7 @@ from ecrl_cli.failures.fault_kind import (
 from ecrl_cli.failures.rank_faults import HANG_IS_FOUND
 from ecrl_cli.failures.signals import supervisor_pid, to_process
 from ecrl_cli.history.membership import was_stopped
-from ecrl_cli.linux.netns import set_loopback
+from ecrl_cli.linux.namespaces import set_loopback
 from ecrl_cli.records.events import PlannedFailure
 
 

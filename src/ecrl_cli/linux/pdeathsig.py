@@ -18,6 +18,14 @@ DEAF = "--deaf"
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
+def mortal_command(command: list[str], *, deaf: bool = False) -> list[str]:
+    """`command`, as a child that the kernel kills when this process dies; if `deaf`, it ignores SIGTERM, SIGINT and SIGHUP.
+
+    Costs the start of a bare interpreter, about 15 ms.
+    """
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *([DEAF] if deaf else []), *command]
+
+
 def die_with_parent(parent: int = 0) -> None:
     """Have this process killed when its parent dies. Exits at once with code 9 if the parent has died already.
 

@@ -80,13 +80,7 @@ def nt3(config: ModelConfig, classes: int, shape: tuple[int, ...]) -> nn.Module:
     if features < FEWEST_FEATURES:
         raise ConfigError("model", f"nt3 needs {FEWEST_FEATURES} features or more, the data set has {features}", "choose another data set or model")
     pooled = (features - NT3_FIRST - NT3_SECOND + 2) // NT3_POOL
-    convolutions = [
-        nn.Conv1d(1, config.width, NT3_FIRST),
-        nn.ReLU(),
-        nn.Conv1d(config.width, config.width, NT3_SECOND),
-        nn.ReLU(),
-        nn.MaxPool1d(NT3_POOL),
-    ]
+    convolutions = [nn.Conv1d(1, config.width, NT3_FIRST), nn.ReLU(), nn.Conv1d(config.width, config.width, NT3_SECOND), nn.ReLU()]
     sizes = (config.width * pooled, *NT3_DENSE)
     dense = [
         layer

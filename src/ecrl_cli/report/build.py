@@ -30,7 +30,7 @@ from ecrl_cli.report.tables.table import records_table
 from ecrl_cli.report.text.study_summary import join_summaries, summarize_studies, worst_code
 from ecrl_cli.report.text.summary import ReportSummary, summarize
 from ecrl_cli.storage.files import write_whole
-from ecrl_cli.storage.links import refuse_links
+from ecrl_cli.storage.safe_read import refuse_links
 
 
 @dataclass(frozen=True)

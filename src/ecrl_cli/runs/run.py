@@ -31,8 +31,7 @@ from ecrl_cli.runs.run_plan import RunPlan
 from ecrl_cli.storage.files import sync_directory, write_json
 from ecrl_cli.supervision.attempts.supervisor_record import read_record
 from ecrl_cli.supervision.console import UI, make_ui
-from ecrl_cli.supervision.launch.launcher import Launcher
-from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
+from ecrl_cli.supervision.launch.launcher import Launcher, LauncherCache
 from ecrl_cli.supervision.run_lock import run_lock
 from ecrl_cli.supervision.supervisor import supervise
 from ecrl_cli.verify.disk_state import on_disk

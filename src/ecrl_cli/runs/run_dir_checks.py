@@ -21,7 +21,7 @@ from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.compatibility import differences
 from ecrl_cli.runs.run_plan import RunPlan
 from ecrl_cli.storage.files import sync_directory
-from ecrl_cli.storage.links import refuse_links
+from ecrl_cli.storage.safe_read import refuse_links
 
 # Files that an interrupted start leaves in a run directory before config.json is written.
 _BEGUN = re.compile(r"^(\.hydra|\.lock|\.control|\.writer|environment\.json|failures\.json|\..*\.tmp)$")

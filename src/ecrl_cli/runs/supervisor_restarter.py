@@ -21,12 +21,12 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, Stopped
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.registry import fault_kind
+from ecrl_cli.linux.pdeathsig import mortal_command
 from ecrl_cli.records.events import PlannedFailure, SupervisorRecord
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs.run_plan import RunPlan
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals, held_back
 from ecrl_cli.supervision.attempts.supervisor_record import read_record
-from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
 
 KEPT = "ecrl_cli.runs.supervisor_main"
 

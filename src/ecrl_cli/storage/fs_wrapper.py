@@ -1,15 +1,18 @@
-"""Base class of back ends that wrap another one and change, count, delay or fail some of its calls."""
+"""Back ends that wrap another one: the base class that passes every call on, one that sends heartbeats, and one with a limited bandwidth."""
 
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ecrl_cli.storage.fs import Buffer, Fs
+from ecrl_cli.storage.fs import Buffer, Fs, PosixFs
 
 T = TypeVar("T")
+PIECE = 2**20  # bytes per throttled write call: small enough for an even rate
 
 
 class FsWrapper:
@@ -79,3 +82,33 @@ class FsWrapper:
 
     def fstat(self, fd: int) -> os.stat_result:
         return self.around("fstat", self.path_of(fd), lambda: self.behind.fstat(fd))
+
+
+class HeartbeatFs(FsWrapper):
+    """Calls `beat` before and after each call (a write, a sync, ...)."""
+
+    def __init__(self, behind: Fs, beat: Callable[[], None]) -> None:
+        super().__init__(behind)
+        self._beat = beat
+
+    def around(self, call: str, path: Path, act: Callable[[], T]) -> T:
+        self._beat()
+        result = act()
+        self._beat()
+        return result
+
+
+class ThrottledFs(FsWrapper):
+    """Writes at most `bytes_per_s`, over all files and threads; reads, syncs and name operations are not throttled."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        super().__init__(PosixFs())
+        self._rate, self._free_at, self._lock = bytes_per_s, 0.0, threading.Lock()
+
+    def write(self, fd: int, data: Buffer) -> int:
+        written = super().write(fd, memoryview(data).cast("B")[:PIECE])
+        with self._lock:
+            self._free_at = max(self._free_at, time.monotonic()) + written / self._rate
+            free_at = self._free_at
+        time.sleep(max(0.0, free_at - time.monotonic()))
+        return written

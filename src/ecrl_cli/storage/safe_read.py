@@ -1,14 +1,19 @@
-"""Reads files that may have been prepared by an adversary: regular files only, no symlinks, no more bytes than the stated size."""
+"""Files that may have been prepared by an adversary: regular ones only, no symlinks, no more bytes than the stated size; and links refused."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
+from ecrl_cli.errors import RunDirectoryError, shown
 from ecrl_cli.storage.fs import READ, Fs
 
 PIECE = 4 * 2**20  # bytes per read
+
+MOST_DEEP = 8  # levels of folders; a run directory has three
+_OF_SUBMITIT = ".submitit"  # submitit keeps symlinks to its batch scripts there; ECRL writes nothing there
 
 
 class RefusedFile(Exception):
@@ -62,3 +67,20 @@ def fill(fs: Fs, fd: int, buffer: memoryview, offset: int) -> memoryview:
             raise RefusedFile(f"ends {len(buffer) - done} bytes early")
         done += got
     return buffer
+
+
+def refuse_links(root: Path, names: Collection[str]) -> None:
+    """RunDirectoryError where one of `names` in `root`, or anything below one, is a symbolic link. `root` itself may be a link."""
+    for name in names:
+        _refuse(root / name, root, MOST_DEEP)
+
+
+def _refuse(path: Path, root: Path, deep: int) -> None:
+    if path.is_symlink():
+        where = shown(str(path.relative_to(root)))
+        raise RunDirectoryError(str(root), f"{where} is a symbolic link: what is written there would lie elsewhere", "remove the link")
+    if deep and path.is_dir() and path.name != _OF_SUBMITIT:
+        with os.scandir(path) as entries:
+            below = [path / entry.name for entry in entries if entry.is_symlink() or entry.is_dir(follow_symlinks=False)]
+        for each in sorted(below):
+            _refuse(each, root, deep - 1)

@@ -35,9 +35,7 @@ from ecrl_cli.supervision.in_place.checkpoint_prevalidation import CheckpointPre
 from ecrl_cli.supervision.in_place.in_place_monitor import InPlaceMonitor
 from ecrl_cli.supervision.in_place.regroup_plan import RegroupPlan, describe, plan_regroup, steps_of, write_regroup_launch
 from ecrl_cli.supervision.in_place.worker_pool import WorkerPool
-from ecrl_cli.supervision.launch.launcher import Launcher, LaunchSpec, RunningAttempt
-from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
-from ecrl_cli.supervision.launch.netns_command import parts
+from ecrl_cli.supervision.launch.launcher import Launcher, LauncherCache, LaunchSpec, RunningAttempt, needs_private_network
 from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement, place_attempt
 from ecrl_cli.supervision.launch.writer_process import Writer
 from ecrl_cli.supervision.launch.zygote import ZygoteAttempt, preload
@@ -82,8 +80,8 @@ class Supervisor:
     def __init__(self, config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher, stop: StopSignals) -> None:
         self._config, self._layout, self._ui, self._launcher, self._stop = config, layout, ui, launcher, stop
         run_id = read_run_config(layout).run_id
-        self._record_writer = SupervisorRecordWriter(layout, run_id, config.target_steps)
-        self._private_network = parts(read_plan(layout))
+from ecrl_cli.supervision.launch.launcher import Launcher, LauncherCache, LaunchSpec, RunningAttempt, needs_private_network
+from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement, place_attempt
         self._store = CheckpointStore(layout.checkpoints, StoreConfig.of(config, run_id))
         self._heartbeats = HeartbeatTable.create(
             max(config.world_size, *config.elastic.schedule.values()) if config.elastic.schedule else config.world_size

@@ -39,7 +39,7 @@ from ecrl_cli.records.rank_state import RestoredState
 from ecrl_cli.records.span_clock import SpanClock
 from ecrl_cli.records.survivor_records import SNAPSHOT
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.storage.heartbeat_fs import HeartbeatFs
+from ecrl_cli.storage.fs_wrapper import HeartbeatFs
 from ecrl_cli.training.control_client import Control
 from ecrl_cli.training.ddp import WarmUp, wrap
 from ecrl_cli.training.heartbeat import HeartbeatWriter

@@ -28,7 +28,7 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import CheckpointConflict, Fenced, StorageError
 from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.storage.fs import Fs, PosixFs
-from ecrl_cli.storage.throttled_fs import ThrottledFs
+from ecrl_cli.storage.fs_wrapper import ThrottledFs
 from ecrl_cli.storage.writing import WriteMode, replace_link, replace_small
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # errors that a damaged checkpoint itself may cause

@@ -26,7 +26,7 @@ from ecrl_cli.errors import EcrlError
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.storage.heartbeat_fs import HeartbeatFs
+from ecrl_cli.storage.fs_wrapper import HeartbeatFs
 
 NICE = 19  # training has priority: a running step matters more than an early commit
 

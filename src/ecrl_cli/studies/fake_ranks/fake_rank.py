@@ -32,7 +32,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Hello, Progress
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.storage.heartbeat_fs import HeartbeatFs
+from ecrl_cli.storage.fs_wrapper import HeartbeatFs
 from ecrl_cli.studies.fake_ranks.script import part_of
 from ecrl_cli.training import stack_dump_handler
 from ecrl_cli.training.control_client import Control

@@ -20,7 +20,7 @@ from ecrl_cli.checkpoint.format.names import STAGE_PREFIX, TRASH_PREFIX
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.errors import StorageError
-from ecrl_cli.linux.mounts import LIBC, check, private_mounts
+from ecrl_cli.linux.namespaces import LIBC, check, private_mounts
 from ecrl_cli.storage.writing import TEMPORARY
 from ecrl_cli.studies.io_errors.operations import LATER, NEWEST, NEXT, Cell, plain
 
@@ -42,7 +42,7 @@ class Room:
 
 def reason_against() -> str:
     """Why this machine cannot run the arm; empty if it can."""
-    code = "from ecrl_cli.linux.mounts import private_mounts; private_mounts()"
+    code = "from ecrl_cli.linux.namespaces import private_mounts; private_mounts()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else f"no private mounts: {done.stderr.strip().splitlines()[-1][:100]}"
 

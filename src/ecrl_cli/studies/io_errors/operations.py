@@ -17,8 +17,7 @@ from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import Fs
-from ecrl_cli.storage.memory_fs import ModelFs
-from ecrl_cli.storage.memory_fs_nodes import ROOT, File, Folder, Link, Node, Tree
+from ecrl_cli.storage.memory_fs import ROOT, File, Folder, Link, ModelFs, Node, Tree
 from ecrl_cli.storage.writing import TEMPORARY
 from ecrl_cli.studies.frame.write_modes import write_mode
 

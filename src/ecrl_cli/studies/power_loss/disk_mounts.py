@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ecrl_cli.errors import EcrlError, shown
-from ecrl_cli.linux.mounts import LIBC, check
+from ecrl_cli.linux.namespaces import LIBC, check
 
 # Disk size in bytes (sparse), and the mkfs command. ext4's inode table is written at once; else a kernel thread would do it during the trials.
 DISKS: dict[str, tuple[int, tuple[str, ...]]] = {

@@ -14,7 +14,7 @@ from ecrl_cli.checkpoint.store.catalog import newest_valid
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.storage.fs import PosixFs
-from ecrl_cli.storage.memory_fs_nodes import Folder, Link, Tree
+from ecrl_cli.storage.memory_fs import Folder, Link, Tree
 from ecrl_cli.studies.power_loss.model_disk import MARK, Disk
 from ecrl_cli.studies.power_loss.model_invariants import RecoveryOracle, outcome
 from ecrl_cli.studies.power_loss.tree_store import Forest

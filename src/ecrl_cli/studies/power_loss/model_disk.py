@@ -19,8 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 from math import prod
 
-from ecrl_cli.storage.memory_fs import FsOp
-from ecrl_cli.storage.memory_fs_nodes import ROOT, File, Link, Node
+from ecrl_cli.storage.memory_fs import ROOT, File, FsOp, Link, Node
 from ecrl_cli.studies.power_loss.tree_store import Forest, Names
 
 MODELS = ("P", "O", "X")

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import ecrl_cli.checkpoint.format.finite  # noqa: F401  (numpy: imported once here instead of in every forked process)
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import EcrlError, shown
-from ecrl_cli.linux.mounts import private_mounts
+from ecrl_cli.linux.namespaces import private_mounts
 from ecrl_cli.linux.pdeathsig import die_with_parent
 from ecrl_cli.studies.power_loss.real_blocks import Blocks, BlocksTrial
 from ecrl_cli.studies.power_loss.real_process import TORCH_SUBJECTS, Who

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ecrl_cli.storage.memory_fs_nodes import Link, Tree
+from ecrl_cli.storage.memory_fs import Link, Tree
 
 Names = tuple[tuple[str, int], ...]  # sorted by name
 

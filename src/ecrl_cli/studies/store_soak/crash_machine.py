@@ -21,8 +21,7 @@ from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.fault_injecting_fs import FaultyFs
-from ecrl_cli.storage.memory_fs import FsOp, ModelFs
-from ecrl_cli.storage.memory_fs_nodes import File
+from ecrl_cli.storage.memory_fs import File, FsOp, ModelFs
 from ecrl_cli.studies.crash_points.crashing_fs import CrashingFs
 from ecrl_cli.studies.frame.write_modes import write_mode
 from ecrl_cli.studies.mutants.registry import Planted

@@ -10,8 +10,7 @@ from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoi
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import READ
-from ecrl_cli.storage.memory_fs import ModelFs
-from ecrl_cli.storage.memory_fs_nodes import Tree
+from ecrl_cli.storage.memory_fs import ModelFs, Tree
 from ecrl_cli.studies.store_soak.content import content_of
 from ecrl_cli.studies.store_soak.model import Content
 

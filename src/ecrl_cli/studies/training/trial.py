@@ -31,7 +31,7 @@ from ecrl_cli.studies.mutants.recovery import environment, planted
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.attempts.supervisor_record import read_record
 from ecrl_cli.supervision.console import SilentUI
-from ecrl_cli.supervision.launch.launcher_cache import LauncherCache
+from ecrl_cli.supervision.launch.launcher import LauncherCache
 from ecrl_cli.supervision.run_lock import run_lock
 from ecrl_cli.verify.verdict import VALID, Verdict
 from ecrl_cli.verify.verify_run import verify_run

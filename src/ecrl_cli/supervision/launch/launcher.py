@@ -1,17 +1,25 @@
-"""The launcher interface: start the ranks of one attempt, notice the first death, kill the rest and report how each rank ended."""
+"""The launcher interface: start the ranks of one attempt, notice the first death, kill the rest, report how each ended. The launchers of one command."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+import subprocess
+import sys
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ecrl_cli.config.launchers import launcher_of
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import ConfigError
+from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.linux.namespaces import private_command
 from ecrl_cli.records.attempt_spec import AttemptSpec
+from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.supervision.launch.child_environment import kernel_choices
 
 WORKER = "ecrl_cli.training.worker"
 GONE_WITHIN_S = 5.0  # SIGKILL takes milliseconds; a process that is still there after this is stuck in the kernel
@@ -184,3 +192,42 @@ class RankTable:
     def exits(self) -> RankExits:
         ranks = tuple(self.known[rank].exit() for rank in sorted(self.known))
         return RankExits(ranks, self.first, self.noticed_at or monotonic())
+
+
+class LauncherCache:
+    """Launchers shared by the runs of one command: at most one of each kind, started on first use.
+
+    So a sweep has one zygote, and one more for runs that need a private network. Other settings of the math kernels also need another launcher.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[object, ...], Launcher] = {}
+
+    def of(self, config: RunConfig, failures: Iterable[PlannedFailure]) -> Launcher:
+        """The launcher, warmed up, for a run with the planned `failures`: shared start-up work is done before the clock of any run starts."""
+        key = (config.supervision.launcher, needs_private_network(failures), *kernel_choices().items())
+        if key not in self._made:
+            self._made[key] = launcher_of(config).load().make(config)
+        self._made[key].warm(config)
+        return self._made[key]
+
+    def close(self) -> None:
+        for launcher in self._made.values():
+            launcher.close()
+        self._made = {}
+
+
+def needs_private_network(failures: Iterable[PlannedFailure]) -> bool:
+    """Whether a planned failure needs a private network namespace for each attempt."""
+    return any(fault_kind(entry.kind).needs_network for entry in failures)
+
+
+def check_network(failures: Iterable[PlannedFailure]) -> None:
+    """ConfigError if a partition is planned and this machine does not let its user create a network namespace."""
+    if not needs_private_network(failures):
+        return
+    tried = subprocess.run(private_command([sys.executable, "-I", "-S", "-c", ""]), capture_output=True, text=True, check=False)
+    if tried.returncode:
+        reason = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+        remedy = "run it as root, let users make namespaces (sysctl user.max_net_namespaces, user.max_user_namespaces), or leave it out"
+        raise ConfigError("failure", f"a partition needs a network namespace of its own, which is refused here ({reason})", remedy)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 from ecrl_cli.linux import processes
-from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
+from ecrl_cli.linux.pdeathsig import mortal_command
 from ecrl_cli.supervision.launch.torchrun_agent import AGENT
 
 CUT_OFF = 1

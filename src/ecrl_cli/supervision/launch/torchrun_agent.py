@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ecrl_cli.linux import processes
+from ecrl_cli.linux.namespaces import private_command
+from ecrl_cli.linux.pdeathsig import mortal_command
 from ecrl_cli.supervision.launch.child_environment import child_environment
 from ecrl_cli.supervision.launch.launcher import LaunchSpec, RankExit, RankTable
-from ecrl_cli.supervision.launch.netns_command import private
-from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
 
 AGENT = "ecrl_cli.supervision.launch.torchrun_main"
 _ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):\s*\[\d+\]:(.*?)(?:={8,}|\Z)", re.DOTALL)
@@ -48,7 +48,7 @@ class AgentAttempt:
         launched = mortal_command(command(spec, self._meeting, self._scratch), deaf=self.deaf)
         with open(spec.output, "ab", buffering=0) as output:
             self._agent = subprocess.Popen(
-                private(launched) if spec.private_network else launched,
+                private_command(launched) if spec.private_network else launched,
                 stdin=stdin,
                 stdout=output,
                 stderr=output,

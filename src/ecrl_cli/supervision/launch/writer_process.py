@@ -11,13 +11,13 @@ from contextlib import closing
 from ecrl_cli.checkpoint.writer.protocol import Channel, connect, listen
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.linux.pdeathsig import mortal_command
 from ecrl_cli.records.events import WRITERS_PER_ATTEMPT
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.launch.child_environment import child_environment
 from ecrl_cli.supervision.launch.launcher import GONE_WITHIN_S
-from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
 
 WRITER = "ecrl_cli.supervision.launch.writer_main"
 _DYING_S = 1.0

@@ -20,10 +20,10 @@ from typing import Any, Self
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.linux import processes
+from ecrl_cli.linux.namespaces import private_command
+from ecrl_cli.linux.pdeathsig import mortal_command
 from ecrl_cli.supervision.launch.child_environment import child_environment
-from ecrl_cli.supervision.launch.launcher import WORKER, LaunchSpec, RankExit, RankExits, RankTable
-from ecrl_cli.supervision.launch.netns_command import parts, private
-from ecrl_cli.supervision.launch.pdeathsig_command import mortal_command
+from ecrl_cli.supervision.launch.launcher import WORKER, LaunchSpec, RankExit, RankExits, RankTable, needs_private_network
 
 MESSAGE_BYTES = 65536
 
@@ -43,7 +43,7 @@ class ZygoteProcess:
         self._output = os.memfd_create("zygote-output")
         command = mortal_command([sys.executable, "-m", "ecrl_cli.supervision.launch.zygote_main", str(theirs.fileno()), *modules], deaf=True)
         self.process = subprocess.Popen(
-            private(command) if private_network else command,
+            private_command(command) if private_network else command,
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
@@ -119,7 +119,7 @@ class ZygoteLauncher:
     @classmethod
     def make(cls, config: RunConfig) -> Self:
         """Preloads what the ranks of `config` import, in a private network if the plan has a partition."""
-        return cls(preload(config), parts(plan(config)))
+        return cls(preload(config), needs_private_network(plan(config)))
 
     def warm(self, config: RunConfig) -> None:
         self._discard()

@@ -1,6 +1,6 @@
-"""A private network namespace with nothing but a loopback device. Standard library only: this file also runs as a script.
+"""Private namespaces: of the network, with nothing but a loopback device, and of mounts. Standard library only: this file also runs as a script.
 
-`python -I -S netns.py COMMAND...` executes COMMAND in a new network namespace with the loopback device up. It is a script rather than a
+`python -I -S namespaces.py COMMAND...` executes COMMAND in a new network namespace with the loopback device up. It is a script rather than a
 `preexec_fn` because the latter is unsafe in a process with threads. Without the privilege to create a network namespace it first creates a user
 namespace in which this user is root. Exit code 71 where that is refused too.
 """
@@ -19,6 +19,13 @@ CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
 _REQUEST = struct.Struct("16sH14x")  # struct ifreq: a name, then flags
 REFUSED = 71
+_CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 1 << 18
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def private_command(command: list[str]) -> list[str]:
+    """`command`, run in a new network namespace."""
+    return [sys.executable, "-I", "-S", __file__, *command]
 
 
 def set_loopback(*, up: bool) -> None:
@@ -32,18 +39,28 @@ def enter() -> None:
     """Move this process into a new network namespace, loopback up. OSError where the kernel or a sandbox does not allow it."""
     user, group = os.geteuid(), os.getegid()
     try:
-        _unshare(CLONE_NEWNET)
+        check(LIBC.unshare(CLONE_NEWNET), "unshare")
     except PermissionError:
-        _unshare(CLONE_NEWUSER | CLONE_NEWNET)
+        check(LIBC.unshare(CLONE_NEWUSER | CLONE_NEWNET), "unshare")
         for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
             Path(f"/proc/self/{name}").write_text(text, encoding="utf-8")
     set_loopback(up=True)
 
 
-def _unshare(flags: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).unshare(flags):
+def check(result: int, what: str) -> None:
+    """Raise OSError naming `what` unless `result`, the return value of a LIBC call, is 0."""
+    if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise OSError(number, os.strerror(number), what)
+
+
+def private_mounts() -> None:
+    """Move this process and its future children into a private mount namespace, which goes when the last of them ends.
+
+    OSError where that is not permitted.
+    """
+    check(LIBC.unshare(_CLONE_NEWNS), "unshare")
+    check(LIBC.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "/")
 
 
 if __name__ == "__main__":
