@@ -1,4 +1,4 @@
-"""The launcher interface: start the ranks of one attempt, notice the first death, kill the rest, report how each ended. The launchers of one command."""
+"""The launcher interface: start the ranks of one attempt, notice the first death, kill the rest, report how each ended; a command's launchers."""
 
 from __future__ import annotations
 
