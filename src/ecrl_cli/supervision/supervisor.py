@@ -80,8 +80,8 @@ class Supervisor:
     def __init__(self, config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher, stop: StopSignals) -> None:
         self._config, self._layout, self._ui, self._launcher, self._stop = config, layout, ui, launcher, stop
         run_id = read_run_config(layout).run_id
-from ecrl_cli.supervision.launch.launcher import Launcher, LauncherCache, LaunchSpec, RunningAttempt, needs_private_network
-from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement, place_attempt
+        self._record_writer = SupervisorRecordWriter(layout, run_id, config.target_steps)
+        self._private_network = needs_private_network(read_plan(layout))
         self._store = CheckpointStore(layout.checkpoints, StoreConfig.of(config, run_id))
         self._heartbeats = HeartbeatTable.create(
             max(config.world_size, *config.elastic.schedule.values()) if config.elastic.schedule else config.world_size
