@@ -182,6 +182,33 @@ def test_a_run_that_may_not_shrink_is_queued_again(allocated: Callable[[str], li
     assert told[-1] == ["scontrol", "requeue", "7_3"], "7 would mean every task of the array"
 
 
+def slurm_counts(monkeypatch: pytest.MonkeyPatch, restarts: int, *, begun: str = "") -> None:
+    """Slurm says that this job was started again `restarts` times, and refuses to requeue it. `begun`: what this process was told of that."""
+
+    def run(words: list[str], **rest: Any) -> subprocess.CompletedProcess[str]:
+        if words[:2] == ["scontrol", "requeue"]:
+            return subprocess.CompletedProcess(words, 1, "", "Job is pending execution for job 7\n")
+        return subprocess.CompletedProcess(words, 0, f"JobId=7 JobName=ecrl JobState=COMPLETING Requeue=1 Restarts={restarts} BatchFlag=1\n", "")
+
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", begun)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+@pytest.mark.parametrize(("restarts", "begun", "code"), [(1, "", "requeued"), (2, "1", "requeued"), (0, "", "stopped"), (1, "1", "stopped")])
+def test_a_job_that_slurm_itself_queued_again_when_it_missed_the_node_is_queued_again(
+    allocated: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch, restarts: int, begun: str, code: str
+) -> None:
+    """Slurm then refuses ours. Where it counts no restart more than this job began with, it refuses for another reason."""
+    allocated("")
+    monkeypatch.setattr(slurm_allocation, "allocated", lambda: ("a", "b", "c"))
+    slurm_counts(monkeypatch, restarts, begun=begun)
+    with pytest.raises(Stopped) as caught:
+        place_attempt(small(on_node_loss="requeue"))
+    assert caught.value.line().startswith(f"E-{code} SIGTERM: b, c of the allocation does not answer")
+
+
 def test_outside_a_fitting_allocation_nothing_starts(allocated: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch) -> None:
     allocated("bc")
     with pytest.raises(ConfigError, match="4 nodes asked, the allocation has 3"):
@@ -506,3 +533,16 @@ def test_a_job_that_slurm_queued_again_leaves_no_result(tmp_path: Path, monkeypa
     line = Stopped("SIGTERM", "b does not answer", code=slurm_allocation.REQUEUED).line()
     with pytest.raises(SystemExit):
         attended(tmp_path, monkeypatch, lambda: RunResult(143, "failed", line))
+
+
+def test_whoever_had_slurm_queue_a_job_again_its_stop_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost node, preemption, an administrator: the signal alone does not tell them from `scancel`."""
+    for name in ("cancelled", "done", "queued"):
+        (tmp_path / name).mkdir()
+    slurm_counts(monkeypatch, 0)
+    stopped = RunResult(143, "stopped", "E-stopped SIGTERM: stopped")
+    assert submitit_job.recorded(attended(tmp_path / "cancelled", monkeypatch, lambda: stopped)) == stopped
+    slurm_counts(monkeypatch, 1)
+    assert submitit_job.recorded(attended(tmp_path / "done", monkeypatch, lambda: RunResult(0, "completed", ""))) is not None
+    with pytest.raises(SystemExit):
+        attended(tmp_path / "queued", monkeypatch, lambda: stopped)

@@ -28,7 +28,7 @@ from ecrl_cli.runs.run import RunContext, RunResult, failed, run
 from ecrl_cli.runs.run_plan import plan_run
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.launch.launcher import LauncherCache
-from ecrl_cli.supervision.launch.slurm_allocation import REQUEUED
+from ecrl_cli.supervision.launch.slurm_allocation import REQUEUED, requeued
 from ecrl_cli.supervision.run_lock import run_lock
 
 AT_WORK = RunResult(RunHeld.exit_code, "running", "its job is at work")
@@ -57,7 +57,7 @@ def attend(layout: RunLayout, config: RunConfig) -> RunResult:
     with preemption() as asked:
         result = _run(layout, config)
         record(layout, result)
-        if result.reason.startswith(f"E-{REQUEUED} "):
+        if result.reason.startswith(f"E-{REQUEUED} ") or (result.exit_code and requeued()):
             sys.exit(result.exit_code)  # a return value would end the job for those who wait for it, and it has been requeued
     if asked.by and result.exit_code:
         signal.raise_signal(asked.by)  # the run has stopped: now submitit may checkpoint the job and requeue it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -121,11 +122,27 @@ def _job() -> str:
     return f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"]
 
 
+def requeued() -> bool:
+    """Whether Slurm has put this process's job back into the queue, whoever asked for it. False outside a job, or if Slurm does not say.
+
+    A lost node, preemption and an administrator do that too: the job counts one restart more than this process began with.
+    """
+    if "SLURM_JOB_ID" not in os.environ or shutil.which("scontrol") is None:
+        return False
+    restarts = re.search(r"\bRestarts=(\d+)", _scontrol("--oneliner", "show", "job", _job()).stdout)
+    return restarts is not None and int(restarts[1]) > int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+
+
 def _requeue(silent: Sequence[str]) -> Stopped:
     job = _job()
-    requeue = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=_environment())
+    requeue = _scontrol("requeue", job)
     gone = f"{', '.join(silent)} of the allocation does not answer"
-    if requeue.returncode:
+    if requeue.returncode and not requeued():  # Slurm refuses for a job that it has requeued itself when it missed the node
         reason = " ".join(requeue.stderr.split())
         return Stopped("SIGTERM", f"{gone} and Slurm does not start job {job} anew ({reason})", "start the same command again in a whole allocation")
     return Stopped("SIGTERM", f"{gone}; Slurm starts job {job} anew", "it goes on from its newest checkpoint", code=REQUEUED)
+
+
+def _scontrol(*words: str) -> subprocess.CompletedProcess[str]:
+    command = ["scontrol", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=_environment())
