@@ -22,11 +22,10 @@ from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthet
 from ecrl_cli.config.schema import LAYOUTS, WRITE_MODES
 from ecrl_cli.config.studies import WRITING
 from ecrl_cli.studies.crash_points.crash_server import memory_there
-from ecrl_cli.studies.crash_points.crash_targets import Save
-from ecrl_cli.studies.crash_points.points import survivor
+from ecrl_cli.studies.crash_points.crash_targets import Save, survivor
 from ecrl_cli.studies.crash_points.store_fixture import Payload
 from ecrl_cli.studies.crash_points.trial import Bench
-from ecrl_cli.studies.frame.write_modes import write_mode
+from ecrl_cli.studies.frame.store_fixture import write_mode
 
 ATTEMPT = 3
 

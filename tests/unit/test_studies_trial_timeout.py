@@ -13,11 +13,11 @@ import pytest
 
 from ecrl_cli.config.studies import Hangs, Signals
 from ecrl_cli.config.study import StudyConfig
+from ecrl_cli.studies import signals
 from ecrl_cli.studies.fake_ranks.supervisor_harness import TRIAL_S
+from ecrl_cli.studies.frame.limits import Overdue, deadline
 from ecrl_cli.studies.frame.study import Record, Study, StudyContext, Trial
-from ecrl_cli.studies.frame.trial_timeout import Overdue, deadline
 from ecrl_cli.studies.hangs import study as hangs
-from ecrl_cli.studies.signals import study as signals
 
 SLEEP = ["sleep", "3600"]
 

@@ -19,16 +19,15 @@ from ecrl_cli.checkpoint.store import integrity
 from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.config.studies import Corruption
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.studies.corruption import clean, exhaustive, faults, published, random_faults, recovery, stock_loaders, structural
-from ecrl_cli.studies.corruption.bytes_fs import look_at, taken
-from ecrl_cli.studies.corruption.content import GUARD, image_of, store_in, training_specs
-from ecrl_cli.studies.corruption.layer_ablation import seen_by
+from ecrl_cli.studies.corruption import byte_faults, published, recovery, stock_loaders, structural
+from ecrl_cli.studies.corruption.content import image_of, store_in, training_specs
+from ecrl_cli.studies.corruption.in_memory import look_at
+from ecrl_cli.studies.corruption.published import seen_by
 from ecrl_cli.studies.corruption.study import STUDY
-from ecrl_cli.studies.corruption.tables_faults import published_findings
-from ecrl_cli.studies.corruption.tables_other import anchor_findings, planted_findings
 from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.store_fixture import GUARD, files_under
 from ecrl_cli.studies.frame.study import Record, Results, StudyContext, Trial
-from ecrl_cli.studies.mutants import layers, repair
+from ecrl_cli.studies.mutants import layers
 
 SMALL = Corruption(trials=1, random=2, seeds=1, clean=4, flips=2)
 Planting = Callable[[], AbstractContextManager[None]]
@@ -73,23 +72,23 @@ def of_arm(setting: StudyContext, arm: str) -> list[Trial]:
 @pytest.fixture
 def whole(tmp_path: Path) -> dict[str, bytes]:
     """The files of a committed group checkpoint."""
-    store = store_in(tmp_path / "run")
-    path = store.save(image_of(training_specs(8000, 4000, world_size=1), 1, 10), 0).path
-    store.close()
-    return taken(path)
+    with store_in(tmp_path / "run") as store:
+        return files_under(store.save(image_of(training_specs(8000, 4000, world_size=1), 1, 10), 0).path)
 
 
 def test_the_plan_is_fixed_by_the_seed_and_every_key_is_its_own(setting: StudyContext) -> None:
     plan = STUDY.open(setting).plan()
     assert plan == STUDY.open(setting).plan() and len({trial.key for trial in plan}) == len(plan)
-    assert {trial.facts["arm"] for trial in plan} == {*SMALL.arms, repair.ARM}
+    assert {trial.facts["arm"] for trial in plan} == {*SMALL.arms, "planted"}
     without = StudyContext(StudyConfig(replace(SMALL, arms=("published",), planted=False)), setting.scratch)
     assert {trial.facts["arm"] for trial in STUDY.open(without).plan()} == {"published"}
 
 
 def test_the_default_is_the_published_number_and_at_least_what_is_asked_for(setting: StudyContext) -> None:
     plan = STUDY.open(StudyContext(StudyConfig(Corruption()), setting.scratch)).plan()
-    per_fault = {fault: sum(trial.facts.get("fault") == fault for trial in plan if trial.facts["arm"] == "published") for fault in published.FAULTS}
+    per_fault = {
+        fault: sum(trial.facts.get("fault") == fault for trial in plan if trial.facts["arm"] == "published") for fault in byte_faults.PUBLISHED_FAULTS
+    }
     assert set(per_fault.values()) == {400}
     assert sum(t.facts["stop"] - t.facts["start"] for t in plan if t.facts["arm"] == "exhaustive") >= 30_000
     assert sum(t.facts["injections"] for t in plan if t.facts["arm"] == "random") == 8 * 1000
@@ -97,8 +96,8 @@ def test_the_default_is_the_published_number_and_at_least_what_is_asked_for(sett
 
 
 def test_a_small_study_passes_every_gate_and_its_findings_are_json(setting: StudyContext) -> None:
-    arms = (published, random_faults, recovery, clean)
-    found = findings(records(setting, [trial for arm in arms for trial in of_arm(setting, arm.ARM)]))
+    arms = ("published", "random", "recovery", "clean")
+    found = findings(records(setting, [trial for arm in arms for trial in of_arm(setting, arm)]))
     assert not failed(found), found.gates
     rows = {row["fault"]: row for row in found.tables[0].rows}
     assert (rows["zerorange"]["published_k"], rows["truncate"]["published_sha"], rows["none"]["k"]) == (399, 400, 0)
@@ -109,41 +108,41 @@ def test_a_small_study_passes_every_gate_and_its_findings_are_json(setting: Stud
 
 
 def test_a_trial_gives_the_same_again(setting: StudyContext) -> None:
-    for arm in (published, random_faults, recovery):
-        trial = of_arm(setting, arm.ARM)[0]
+    for arm in ("published", "random", "recovery"):
+        trial = of_arm(setting, arm)[0]
         assert records(setting, [trial]) == records(setting, [trial])
 
 
 # --- the injectors
 
 
-@pytest.mark.parametrize("name", faults.IN_A_FILE)
+@pytest.mark.parametrize("name", byte_faults.IN_A_FILE)
 def test_a_fault_leaves_the_length_alone_unless_the_length_is_the_fault(name: str) -> None:
     data, rng = random.Random(1).randbytes(20_001), random.Random(name)
     for _ in range(50):
-        changed = faults.IN_A_FILE[name](data, rng)
+        changed = byte_faults.IN_A_FILE[name](data, rng)
         assert changed != data
         assert (len(changed) > len(data)) - (len(changed) < len(data)) == {"truncate": -1, "extend": 1}.get(name, 0)
 
 
 def test_a_bitflip_is_one_bit_and_a_swap_loses_no_byte() -> None:
     data, rng = random.Random(1).randbytes(20_001), random.Random(2)
-    flipped = faults.bitflip(data, rng)
+    flipped = byte_faults.bitflip(data, rng)
     assert sum((a ^ b).bit_count() for a, b in zip(data, flipped, strict=True)) == 1
-    assert sorted(faults.swap_blocks(data, rng)) == sorted(data)
-    assert faults.zeros_over_zeros(b"ab\0\0\0\0c", rng) == b"ab\0\0\0\0c"
+    assert sorted(byte_faults.swap_blocks(data, rng)) == sorted(data)
+    assert byte_faults.zeros_over_zeros(b"ab\0\0\0\0c", rng) == b"ab\0\0\0\0c"
 
 
 def test_only_the_file_that_is_named_changes_and_it_stays_the_same_file(tmp_path: Path, whole: dict[str, bytes]) -> None:
     path = tmp_path / "run" / "checkpoints" / "step_00000010"
     inodes = {name: (path / name).stat().st_ino for name in whole}
     name = published.injected(path, "bitflip", random.Random(3))
-    assert {other for other, data in taken(path).items() if data != whole[other]} == {name}
+    assert {other for other, data in files_under(path).items() if data != whole[other]} == {name}
     assert {name: (path / name).stat().st_ino for name in whole} == inodes
 
 
 def test_every_mutation_of_a_region_is_another_one_and_every_byte_has_its_turn() -> None:
-    region = exhaustive.Region("x", bytes(range(50)), (0, 7), 7)
+    region = byte_faults.Region("x", bytes(range(50)), (0, 7), 7)
     made = [region.mutated(number)[0] for number in range(len(region))]
     assert len(set(made)) == len(made) == 50 * 2 + 8 and region.data not in made
     assert {place for data in made if len(data) == 50 for place in range(50) if data[place] != place} == set(range(50))
@@ -152,11 +151,11 @@ def test_every_mutation_of_a_region_is_another_one_and_every_byte_has_its_turn()
 def test_memory_and_disk_answer_alike(tmp_path: Path, whole: dict[str, bytes]) -> None:
     path, rng = tmp_path / "run" / "checkpoints" / "step_00000010", random.Random(4)
     for _ in range(60):
-        damaged, _where = random_faults.injured(whole, rng.choice(random_faults.FAULTS), rng)
+        damaged, _where = byte_faults.injured(whole, rng.choice(byte_faults.RANDOM_FAULTS), rng)
         for name, data in damaged.items():
             published.overwrite(path / name, data)
         report = verify_checkpoint(path, GUARD)
-        look = look_at({f"{path.name}/{name}": data for name, data in damaged.items()}, path.name, GUARD)
+        look = look_at({f"{path.name}/{name}": data for name, data in damaged.items()}, path.name)
         assert (look.layer, look.reason.split(" at ")[0], look.untyped) == (report.layer, report.reason.split(" at ")[0], "")
 
 
@@ -191,7 +190,7 @@ def test_each_mechanism_is_asked_by_itself(whole: dict[str, bytes], file: str, d
 
 @pytest.mark.parametrize("layout", structural.ROWS)
 def test_every_row_ends_as_its_table_says(setting: StudyContext, layout: str) -> None:
-    found = records(setting, [trial for trial in of_arm(setting, structural.ARM) if trial.facts["layout"] == layout])
+    found = records(setting, [trial for trial in of_arm(setting, "structural") if trial.facts["layout"] == layout])
     shown = findings(found)
     assert not failed(shown), [record for record in found if not record.found["as_expected"]]
     assert all((row["k"], row["n"], row["found"]) == (1, 1, None) for row in shown.tables[0].rows)
@@ -206,7 +205,7 @@ def test_what_the_machine_forbids_is_a_skip_and_no_trial(setting: StudyContext, 
     monkeypatch.setattr(structural, "able", lambda setting: frozenset({""}))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     study = STUDY.open(setting)
-    assert {skip.arm for skip in study.skips()} == {"structural: part a device", *(f"clean: copies by {name}" for name in clean.COMMANDS)}
+    assert {skip.arm for skip in study.skips()} == {"structural: part a device", *(f"clean: copies by {name}" for name in recovery.COMMANDS)}
     assert not [trial for trial in study.plan() if trial.facts.get("row") == "part a device"]
 
 
@@ -216,14 +215,14 @@ def test_what_the_machine_forbids_is_a_skip_and_no_trial(setting: StudyContext, 
 def sample(setting: StudyContext) -> list[Trial]:
     """A few trials of each arm that judges the integrity check."""
     rows = ("part of another attempt", "part deleted", "sparse file of the right size")
-    kept = [trial for trial in of_arm(setting, structural.ARM) if trial.facts["row"] in rows]
-    places = [trial for trial in of_arm(setting, exhaustive.ARM) if trial.key.endswith(("model.safetensors/000000", "latest.json/000000"))]
+    kept = [trial for trial in of_arm(setting, "structural") if trial.facts["row"] in rows]
+    places = [trial for trial in of_arm(setting, "exhaustive") if trial.key.endswith(("model.safetensors/000000", "latest.json/000000"))]
     short = [replace(trial, facts=trial.facts | {"start": 0, "stop": 20}) for trial in places]
     return [
-        *of_arm(setting, published.ARM),
-        *of_arm(setting, random_faults.ARM),
-        *of_arm(setting, recovery.ARM),
-        *of_arm(setting, clean.ARM),
+        *of_arm(setting, "published"),
+        *of_arm(setting, "random"),
+        *of_arm(setting, "recovery"),
+        *of_arm(setting, "clean"),
         *kept,
         *short,
     ]
@@ -235,8 +234,8 @@ def test_an_integrity_check_that_reads_no_contents_fails_the_gates(setting: Stud
     assert not failed(found) & {"clean: no false positive", "random: typed"}
 
 
-def test_an_integrity_check_that_raises_fails_the_gates(setting: StudyContext) -> None:
-    trials = [trial for trial in sample(setting) if trial.facts["arm"] != recovery.ARM]
+def test_a_guard_that_raises_fails_the_gates(setting: StudyContext) -> None:
+    trials = [trial for trial in sample(setting) if trial.facts["arm"] != "recovery"]
     found = failed(findings(records(setting, trials, partial(layers.planted, "errors as refusals"))))
     assert found >= {"random: typed", "random: detected", "structural: typed", "published: typed"}
 
@@ -251,29 +250,27 @@ def test_an_integrity_check_that_refuses_everything_fails_the_gates(setting: Stu
 
 
 def test_recovery_that_believes_the_newest_name_fails_its_gate(setting: StudyContext) -> None:
-    assert failed(findings(records(setting, of_arm(setting, recovery.ARM), partial(layers.planted, "recovery asks the integrity check")))) == {
-        "recovery"
-    }
+    assert failed(findings(records(setting, of_arm(setting, "recovery"), partial(layers.planted, "recovery asks the guard")))) == {"recovery"}
 
 
 @pytest.mark.parametrize(("outcomes", "bound"), [(["detected"] * 3, True), (["detected", "silent_wrong"], False), ([], False)])
 def test_a_bound_is_stated_for_none_missed_alone(outcomes: list[str], bound: bool) -> None:
     found = {"changed": True, "layer": "", "mechanisms": []}
     rows = [Record(str(n), {"arm": "published", "fault": "bitflip"}, found | {"outcome": each}, 0.0) for n, each in enumerate(outcomes)]
-    assert any("With none missed" in note for note in published_findings(rows).notes) == bound
+    assert any("With none missed" in note for note in findings(rows).notes) == bound
 
 
 def test_an_exception_over_the_pointer_is_an_outcome(setting: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError
 
-    (trial,) = [trial for trial in of_arm(setting, exhaustive.ARM) if trial.key == "exhaustive/group/latest.json/000000"]
-    monkeypatch.setattr(exhaustive, "newest_valid", broken)
+    (trial,) = [trial for trial in of_arm(setting, "exhaustive") if trial.key == "exhaustive/group/latest.json/000000"]
+    monkeypatch.setattr(byte_faults, "newest_valid", broken)
     assert STUDY.open(setting).run(trial)["untyped"] > 0
 
 
 def test_a_study_without_no_ops_or_without_an_effect_fails_its_gates(setting: StudyContext) -> None:
-    found = records(setting, of_arm(setting, published.ARM))
+    found = records(setting, of_arm(setting, "published"))
     faulty = [record for record in found if record.facts["fault"] != published.NOOP]
     assert failed(findings(faulty)) == {"published: no-ops"}
     blunt = [replace(record, found=record.found | {"changed": False, "outcome": "new"}) for record in found]
@@ -282,32 +279,32 @@ def test_a_study_without_no_ops_or_without_an_effect_fails_its_gates(setting: St
 
 def no_faults(monkeypatch: pytest.MonkeyPatch, *rows: str) -> None:
     """Only these rows, and one random fault of each kind."""
-    every = repair._rows
-    monkeypatch.setattr(repair, "_rows", lambda setting: [trial for trial in every(setting) if trial.facts["row"] in rows])
-    monkeypatch.setattr(repair, "PER_FAULT", 2)
+    every = layers._rows
+    monkeypatch.setattr(layers, "_rows", lambda setting: [trial for trial in every(setting) if trial.facts["row"] in rows])
+    monkeypatch.setattr(layers, "PER_FAULT", 2)
 
 
 def test_a_layer_left_out_is_found_or_shown_to_be_backed(setting: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
     no_faults(monkeypatch, "part of another attempt", "tensor digest wrong, made to agree")
     backed, back = "hashes of tensor files", "tensor digests"
-    trials = [trial for trial in of_arm(setting, repair.ARM) if trial.facts["mutant"] in (backed, back, f"{backed} + {back}")]
+    trials = [trial for trial in of_arm(setting, "planted") if trial.facts["mutant"] in (backed, back, f"{backed} + {back}")]
     made = records(setting, trials)
-    found = planted_findings(made)
+    found = findings(made)
     assert {row["mutant"]: row["answer"] for row in found.tables[0].rows} == {backed: "backed", back: "found", f"{backed} + {back}": "found"}
     assert not failed(found)
     alone = [record for record in made if record.facts["mutant"] == backed]
-    assert failed(planted_findings(alone)) == {"planted"}  # a back that was never taken away proves nothing
+    assert failed(findings(alone)) == {"planted"}  # a back that was never taken away proves nothing
 
 
 def test_a_mutant_that_the_cases_do_not_reach_fails_the_gate(setting: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
     no_faults(monkeypatch, "part deleted")
-    trials = [trial for trial in of_arm(setting, repair.ARM) if trial.facts["mutant"] == "NaN"]
-    assert failed(planted_findings(records(setting, trials))) == {"planted"}
+    trials = [trial for trial in of_arm(setting, "planted") if trial.facts["mutant"] == "NaN"]
+    assert failed(findings(records(setting, trials))) == {"planted"}
 
 
 def test_the_integrity_check_is_whole_again_after_a_mutant() -> None:
     before = {name: getattr(integrity, name) for name in vars(integrity)}
-    for name in layers.names():
+    for name in layers.every_name():
         with layers.planted(name):
             pass
     assert {name: getattr(integrity, name) for name in vars(integrity)} == before
@@ -318,20 +315,20 @@ def test_the_integrity_check_is_whole_again_after_a_mutant() -> None:
 
 @pytest.mark.parametrize("loader", stock_loaders.LOADERS)
 def test_a_stock_loader_answers_every_flip(setting: StudyContext, loader: str) -> None:
-    found = records(setting, [trial for trial in of_arm(setting, stock_loaders.ARM) if trial.facts["loader"] == loader])
+    found = records(setting, [trial for trial in of_arm(setting, "anchors") if trial.facts["loader"] == loader])
     assert sum(found[0].found[name] for name in ("raised", "silent_wrong", "harmless")) == SMALL.flips
     assert not failed(findings(found))
 
 
 def test_flips_without_an_effect_fail_the_gate() -> None:
     nothing = {"outcome": "detected", "raised": 0, "silent_wrong": 0, "harmless": 5}
-    assert failed(anchor_findings([Record("x", {"arm": "anchors", "loader": "x"}, nothing, 0.0)])) == {"anchors: effective"}
+    assert failed(findings([Record("x", {"arm": "anchors", "loader": "x"}, nothing, 0.0)])) == {"anchors: effective"}
 
 
 def test_the_optimizer_of_a_clean_checkpoint_may_hold_nan(setting: StudyContext) -> None:
     """The clean arm draws such a state, and the integrity check lets it pass."""
     rng = random.Random(5)
-    images = [clean.varied(rng, 1, step, single=False) for step in range(1, 40)]
+    images = [recovery.varied(rng, 1, step, single=False) for step in range(1, 40)]
     optimizers = [bytes(i.memory[p.offset : p.offset + p.nbytes]) for i in images for p in i.parts if p.name == OPTIMIZER]
-    assert any(value in data for data in optimizers for value in clean.NOT_FINITE)
+    assert any(value in data for data in optimizers for value in recovery.NOT_FINITE)
     assert {spec.dtype for i in images for p in i.parts for spec in (place.spec for place in p.tensors)} >= {"torch.bfloat16", "torch.bool"}

@@ -20,17 +20,15 @@ from ecrl_cli.config.studies import WRITING, CrashPoints
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.crash_points.crash_server import memory_there
-from ecrl_cli.studies.crash_points.crash_targets import Save
-from ecrl_cli.studies.crash_points.points import AFTER_MODEL, NONE, PUBLISHED, survivor
-from ecrl_cli.studies.crash_points.search import UNSEEN, search
-from ecrl_cli.studies.crash_points.store_fixture import History, Payload, expected_of, image_of, leak_check, recover, store_config
+from ecrl_cli.studies.crash_points.crash_targets import AFTER_MODEL, NONE, PUBLISHED, Save, survivor
+from ecrl_cli.studies.crash_points.store_fixture import History, expected_of, leak_check, recover
 from ecrl_cli.studies.crash_points.study import STUDY
-from ecrl_cli.studies.crash_points.trial import Bench
+from ecrl_cli.studies.crash_points.trial import UNSEEN, Bench, search
 from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.store_fixture import Payload, store_config
 from ecrl_cli.studies.frame.study import PreparedStudy, Record, Results, StudyContext, Trial
-from ecrl_cli.studies.mutants.integrity import blind_at
 from ecrl_cli.studies.mutants.registry import PLANTED
-from ecrl_cli.studies.mutants.store import PlantedStore
+from ecrl_cli.studies.mutants.store import PlantedStore, blind_at
 
 SMALL = CrashPoints(modes=("unsafe", "atomic_dirsync"), layouts=("group",), strategies=("blocking",), trials=2, fewer=1, kills=2, planted=False)
 PAYLOAD = Payload(1, 16_384, 8_192)
@@ -218,7 +216,7 @@ def test_kills_fall_where_the_seed_says(tmp_path: Path) -> None:
 
 def damage(folder: Path, change: Callable[[Path], None]) -> str:
     """What is said of a whole checkpoint after `change`."""
-    image = image_of(PAYLOAD, "group", 30)
+    image = PAYLOAD.image("group", 30)
     path = folder / "step_00000030"
     path.mkdir()
     for part in image.parts:
@@ -256,7 +254,7 @@ def test_the_folder_in_memory_goes_when_the_study_and_its_group_are_killed(tmp_p
         "from ecrl_cli.studies.crash_points.trial import Bench\n"
         "from ecrl_cli.studies.crash_points.store_fixture import Payload\n"
         "killer = Bench('memory', Payload(1, 4096, 4096))._killer\n"
-        "print(killer.folder, killer._process.pid, flush=True)\n"
+        "print(killer.folder, killer.process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGSTOP)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=tmp_path, process_group=0) as study:

@@ -25,17 +25,15 @@ from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.runs.run import RunResult
-from ecrl_cli.studies.frame.leak_check import remaining
+from ecrl_cli.studies.frame.limits import remaining
 from ecrl_cli.studies.frame.replay_command import command
 from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.study import Record, Results, Study, StudyContext
 from ecrl_cli.studies.mutants.recovery import BUGS, REPLICA_BUGS, environment, planted
-from ecrl_cli.studies.training import elastic_study, failures_study
-from ecrl_cli.studies.training import trial as benches
-from ecrl_cli.studies.training.elastic_generator import SIZES, ElasticRunSpec
-from ecrl_cli.studies.training.failures_generator import EVERY, KINDS, TARGET, FailureRunSpec, generate
-from ecrl_cli.studies.training.training_study import who
-from ecrl_cli.studies.training.trial import Bench, Keys, Run
+from ecrl_cli.studies.training import elastic, failures, training_study
+from ecrl_cli.studies.training.elastic import SIZES, ElasticRunSpec
+from ecrl_cli.studies.training.failures import EVERY, KINDS, TARGET, FailureRunSpec, generate
+from ecrl_cli.studies.training.training_study import Bench, Keys, Run, who
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.verify.verdict import VALID as VALID_STATUS
 from ecrl_cli.verify.verdict import Finding, Verdict
@@ -46,12 +44,12 @@ KILLS = ("kill@5.backward/0.4:1", "kill@4.load:0")
 
 
 def findings(keys: Any, found: list[Record]) -> Findings:
-    study = failures_study.STUDY if isinstance(keys, Failures) else elastic_study.STUDY
+    study = failures.STUDY if isinstance(keys, Failures) else elastic.STUDY
     return study.concluded(Results(StudyContext(StudyConfig(keys), Path()), found))
 
 
 def failures_of(folder: Path, **keys: Any) -> Any:
-    return failures_study.STUDY.open(StudyContext(StudyConfig(Failures(**keys)), folder))
+    return failures.STUDY.open(StudyContext(StudyConfig(Failures(**keys)), folder))
 
 
 def test_a_plan_of_failures_holds_every_kind_and_moment_and_can_strike(tmp_path: Path) -> None:
@@ -64,7 +62,9 @@ def test_a_plan_of_failures_holds_every_kind_and_moment_and_can_strike(tmp_path:
         setup = FailureRunSpec(*(trial.facts[name] for name in ("model", "world_size", "strategy", "mode", "layout")))
         config = build(setup.keys(tuple(trial.facts["entries"])))
         assert len(plan(config)) >= 2 and config.supervision.launcher == "zygote"
-        assert max(config.supervision.hang_timeout_s, config.supervision.start_timeout_s) < benches.RUN_S / 5, "what hangs is found in time, twice"
+        assert max(config.supervision.hang_timeout_s, config.supervision.start_timeout_s) < training_study.RUN_S / 5, (
+            "what hangs is found in time, twice"
+        )
     assert [trial.facts for trial in failures_of(tmp_path, trials=150, planted=False).plan()] == [trial.facts for trial in trials]
 
 
@@ -95,7 +95,7 @@ def test_what_is_damaged_leaves_a_save_to_fall_back_to() -> None:
 
 
 def test_a_plan_of_sizes_changes_them_and_kills_who_is_there(tmp_path: Path) -> None:
-    trials = elastic_study.STUDY.open(StudyContext(StudyConfig(Elastic(trials=80, planted=False)), tmp_path)).plan()
+    trials = elastic.STUDY.open(StudyContext(StudyConfig(Elastic(trials=80, planted=False)), tmp_path)).plan()
     for trial in trials:
         sizes = [size for _, size in trial.facts["sizes"]]
         assert 2 <= len(sizes) <= 5 and all(before != after for before, after in itertools.pairwise(sizes))
@@ -144,7 +144,7 @@ def test_a_run_that_a_person_stops_is_no_outcome(tmp_path: Path, monkeypatch: py
             os.kill(os.getpid(), signal.SIGTERM)
         return RunResult(143, "failed", "stopped")
 
-    monkeypatch.setattr(benches, "run", stopped_by_a_person)
+    monkeypatch.setattr(training_study, "run", stopped_by_a_person)
     with pytest.raises(KeyboardInterrupt) as stopped:
         Bench(tmp_path).play(PLAIN.keys(KILLS), PLAIN.reference)
     assert stopped.value.args == (signal.SIGTERM,), "the runner of studies tells a SIGTERM by this"
@@ -158,8 +158,8 @@ def bench_with_reference(folder: Path) -> Bench:
 
 
 def test_a_run_that_stops_of_itself_is_an_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benches, "run", lambda *given: RunResult(143, "failed", "stopped"))
-    monkeypatch.setattr(benches, "_judged", lambda *given: None)
+    monkeypatch.setattr(training_study, "run", lambda *given: RunResult(143, "failed", "stopped"))
+    monkeypatch.setattr(training_study, "_judged", lambda *given: None)
     assert bench_with_reference(tmp_path).play(PLAIN.keys(KILLS), PLAIN.reference).code == 143
 
 
@@ -171,8 +171,8 @@ def test_a_run_that_is_never_over_is_an_outcome_and_nothing_of_it_is_left(tmp_pa
         alone[0].wait()
         return RunResult(0, "completed", "never")
 
-    monkeypatch.setattr(benches, "run", hang)
-    monkeypatch.setattr(benches, "RUN_S", 0.3)
+    monkeypatch.setattr(training_study, "run", hang)
+    monkeypatch.setattr(training_study, "RUN_S", 0.3)
     found = bench_with_reference(tmp_path).play(PLAIN.keys(KILLS), PLAIN.reference)
     assert (found.outcome, found.why) == ("hung", "not over after 0.3 s")
     assert alone[0].wait(120) in (0, -signal.SIGKILL) and not (tmp_path / "run").exists()  # 0: reaped by somebody else
@@ -189,8 +189,8 @@ def test_what_a_run_leaves_behind_does_not_outlive_it(tmp_path: Path, monkeypatc
         left.append(subprocess.Popen(["sleep", "3600"], env={**os.environ, "ECRL_RUN": str(planned.layout.root.resolve())}))
         return RunResult(0, "completed", "done")
 
-    monkeypatch.setattr(benches, "run", leave)
-    monkeypatch.setattr(benches, "_judged", lambda *given: None)
+    monkeypatch.setattr(training_study, "run", leave)
+    monkeypatch.setattr(training_study, "_judged", lambda *given: None)
     found = bench_with_reference(tmp_path / "link").play(PLAIN.keys(KILLS), PLAIN.reference)
     assert found.left == [f"process {left[0].pid}"]
     assert remaining(tmp_path / "real" / "run") == [] and left[0].wait(120) is not None
@@ -199,20 +199,20 @@ def test_what_a_run_leaves_behind_does_not_outlive_it(tmp_path: Path, monkeypatc
 def test_a_failure_counts_once_all_of_it_has_struck() -> None:
     """`corrupt` stands for two entries of the plan: the kill, and the damage."""
     config = build(PLAIN.keys(("corrupt@8", "kill@9:1")))
-    assert [named for named, _ in benches.struck(config, ())] == [["corrupt", "boundary"], ["kill", "boundary"]]
-    assert [done for _, done in benches.struck(config, {0, 2})] == [False, True]
-    assert [done for _, done in benches.struck(config, {0, 1})] == [True, False]
-    assert benches.struck(build(PLAIN.reference), ()) == []
+    assert [named for named, _ in training_study.struck(config, ())] == [["corrupt", "boundary"], ["kill", "boundary"]]
+    assert [done for _, done in training_study.struck(config, {0, 2})] == [False, True]
+    assert [done for _, done in training_study.struck(config, {0, 1})] == [True, False]
+    assert training_study.struck(build(PLAIN.reference), ()) == []
 
 
 def test_a_run_in_which_not_all_struck_is_idle() -> None:
     verdict = Verdict("run", "1", "reference", (Finding("exactly-once", VALID_STATUS, "kept"),))
     found = Run(fired=[["kill", "backward"]], digests="a")
-    assert benches._outcome(found, verdict, "a", 2) == ("idle", "1 of 2 failures struck")
-    assert benches._outcome(found, verdict, "a", 1) == ("valid", "")
+    assert training_study._outcome(found, verdict, "a", 2) == ("idle", "1 of 2 failures struck")
+    assert training_study._outcome(found, verdict, "a", 1) == ("valid", "")
 
 
-@pytest.mark.parametrize("made", [failures_study.STUDY, elastic_study.STUDY])
+@pytest.mark.parametrize("made", [failures.STUDY, elastic.STUDY])
 def test_the_search_for_a_planted_bug_goes_on_behind_what_is_not_its_doing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Study) -> None:
     study = made.open(StudyContext(StudyConfig(made.keys()), tmp_path))
     outcomes = iter(("idle", "unknown", "left", "hung", "valid", "differs"))
@@ -247,7 +247,7 @@ def test_a_bug_of_the_replicas_is_searched_with_replicas_and_any_other_without(t
         return Run()
 
     monkeypatch.setattr(Bench, "play", play)
-    study = elastic_study.STUDY.open(StudyContext(StudyConfig(Elastic(trials=1)), tmp_path))
+    study = elastic.STUDY.open(StudyContext(StudyConfig(Elastic(trials=1)), tmp_path))
     searched = [study.run(trial) for trial in study.plan() if trial.facts["arm"] == "planted"]
     assert not any(found["found"] for found in searched), "no run was invalid"
     assert {bug: set(replicas) for bug, replicas in played.items()} == {
@@ -298,11 +298,11 @@ def test_runs_with_replicas_that_end_apart_fail_the_study() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("made", [failures_study.STUDY, elastic_study.STUDY])
+@pytest.mark.parametrize("made", [failures.STUDY, elastic.STUDY])
 def test_every_bug_planted_into_the_recovery_is_found(tmp_path: Path, made: Study) -> None:
     study = made.open(StudyContext(StudyConfig(made.keys()), tmp_path))
     try:
         found = {trial.facts["bug"]: study.run(trial)["found"] for trial in study.plan() if trial.facts["arm"] == "planted"}
     finally:
         study.close()
-    assert found == dict.fromkeys(BUGS if made is failures_study.STUDY else BUGS | REPLICA_BUGS, True)
+    assert found == dict.fromkeys(BUGS if made is failures.STUDY else BUGS | REPLICA_BUGS, True)

@@ -23,12 +23,11 @@ from ecrl_cli.records.survivor_records import LostSamples, RedoneStep
 from ecrl_cli.records.survivor_records import SurvivorReport as Spoken
 from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.study import Record, Results, StudyContext
-from ecrl_cli.studies.mutants.in_place_recovery import LIVE_BUGS
+from ecrl_cli.studies.mutants.recovery import LIVE_BUGS
 from ecrl_cli.studies.training import live_invariants
-from ecrl_cli.studies.training.live_generator import TARGET, LiveRunSpec, of_facts, present
-from ecrl_cli.studies.training.live_history import AttemptHistory, Blow, Story
+from ecrl_cli.studies.training.live import STUDY, TARGET, LiveRunSpec, of_facts, present
+from ecrl_cli.studies.training.live_invariants import AttemptHistory, Blow, Story
 from ecrl_cli.studies.training.live_oracle import can_tell, foretold
-from ecrl_cli.studies.training.live_study import STUDY
 from tests.unit.test_study_failures import failed
 
 COURSE = LiveRunSpec("lossy_forward", 3, 0, "none", 0.0)
@@ -231,11 +230,11 @@ def test_every_gate_can_fail() -> None:
 
 def test_the_search_for_a_planted_bug_says_whether_one_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = iter(("valid", "idle", "apart"))
-    monkeypatch.setattr("ecrl_cli.studies.training.live_study.play", lambda *given: {"outcome": next(outcomes), "why": "they differ", "seen": ""})
+    monkeypatch.setattr("ecrl_cli.studies.training.live.play", lambda *given: {"outcome": next(outcomes), "why": "they differ", "seen": ""})
     planted = [trial for trial in study_of(tmp_path).plan() if trial.facts["arm"] == "planted"]
     assert [trial.facts["bug"] for trial in planted] == list(LIVE_BUGS)
     assert study_of(tmp_path).run(planted[0]) == {"found": True, "runs": 3, "by": "apart: they differ", "beside": ""}
-    monkeypatch.setattr("ecrl_cli.studies.training.live_study.play", lambda *given: {"outcome": "valid", "why": "", "seen": ""})
+    monkeypatch.setattr("ecrl_cli.studies.training.live.play", lambda *given: {"outcome": "valid", "why": "", "seen": ""})
     assert study_of(tmp_path).run(planted[0])["found"] is False
 
 

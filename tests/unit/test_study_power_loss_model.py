@@ -18,14 +18,12 @@ from ecrl_cli.storage.fs import CREATE, Fs
 from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.storage.writing import WriteMode, replace_small, write_new
 from ecrl_cli.studies.frame.study import Record, StudyContext
-from ecrl_cli.studies.mutants.power_loss import hunt
 from ecrl_cli.studies.mutants.registry import PLANTED, Planted
 from ecrl_cli.studies.power_loss import model_findings, model_invariants
-from ecrl_cli.studies.power_loss.model_arm import ModelArm
+from ecrl_cli.studies.power_loss.model_arm import ModelArm, hunt
 from ecrl_cli.studies.power_loss.model_cell import Cell, Limits
-from ecrl_cli.studies.power_loss.model_disk import MODELS, Disk
+from ecrl_cli.studies.power_loss.model_disk import MODELS, Disk, Forest
 from ecrl_cli.studies.power_loss.model_invariants import Recovered, RecoveryOracle, outcome
-from ecrl_cli.studies.power_loss.tree_store import Forest
 from ecrl_cli.studies.power_loss.workloads import ROOT, RUN, WORKLOADS, Bench, played
 
 NAMES_ONLY = WriteMode(sync_files=False)

@@ -23,10 +23,9 @@ from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.studies.power_loss import real_arms
 from ecrl_cli.studies.power_loss.disk_mounts import cut_off
 from ecrl_cli.studies.power_loss.disk_server import DiskWrite, LoggedDisk, read_log
-from ecrl_cli.studies.power_loss.disk_states import PAGE, State, crash_states
 from ecrl_cli.studies.power_loss.real_arms import RealArms
-from ecrl_cli.studies.power_loss.real_findings import real_findings
-from ecrl_cli.studies.power_loss.real_gates import classes_seen, not_kinder
+from ecrl_cli.studies.power_loss.real_blocks import PAGE, State, crash_states
+from ecrl_cli.studies.power_loss.real_findings import classes_seen, not_kinder, real_findings
 from ecrl_cli.studies.power_loss.real_process import Answer, Saver, outcome_of
 from ecrl_cli.studies.power_loss.subject_store import PLANTS, Payload, Recovered, StoreSubject
 from tests.conftest import comes_true

@@ -15,16 +15,16 @@ from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.studies import signals as signals_study
 from ecrl_cli.studies.fake_ranks import supervisor_harness
 from ecrl_cli.studies.fake_ranks.supervisor_harness import Stage
-from ecrl_cli.studies.frame import leak_check
+from ecrl_cli.studies.frame import limits
 from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial
 from ecrl_cli.studies.hangs import detector_scenarios
 from ecrl_cli.studies.hangs import study as hangs_study
 from ecrl_cli.studies.hangs.cases import CASES, _found_after, _limit
 from ecrl_cli.studies.hangs.study import SIDE_THREAD
-from ecrl_cli.studies.signals import study as signals_study
-from ecrl_cli.studies.signals.study import ALONE_PLANT, DEAF_PLANT, EVERY, PHASES, WORDS, acknowledged
+from ecrl_cli.studies.signals import ALONE_PLANT, DEAF_PLANT, EVERY, PHASES, WORDS, acknowledged
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +68,11 @@ def test_the_detector_passes_its_stories_and_broken_ones_do_not(hangs: PreparedS
 
 
 def test_what_is_left_in_shared_memory_is_found_by_whose_name_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leak_check, "_SHARED", tmp_path)
+    monkeypatch.setattr(limits, "_SHARED", tmp_path)
     for name in ("ecrl-1", "sem.ecrl-2", "torch_3", "somebody-else"):
         (tmp_path / name).touch()
     (tmp_path / "ecrl-folder").mkdir()
-    assert leak_check.shared_memory() == {"ecrl-1", "sem.ecrl-2", "torch_3", "ecrl-folder"}
+    assert limits.shared_memory() == {"ecrl-1", "sem.ecrl-2", "torch_3", "ecrl-folder"}
 
 
 def test_how_late_a_hang_was_found_is_told_by_the_ranks_and_not_by_the_supervisor(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.study import Record, Results, StudyContext
 from ecrl_cli.studies.mutants.registry import PLANTED
 from ecrl_cli.studies.store_soak.model import Model
+from ecrl_cli.studies.store_soak.model_run import Cell, play, shortest
 from ecrl_cli.studies.store_soak.operations import Op, decoded, encoded, program, unrivalled
-from ecrl_cli.studies.store_soak.program import Cell, play, shortest
 from ecrl_cli.studies.store_soak.study import STUDY
 
 STRICT = Cell("atomic_dirsync", "group")

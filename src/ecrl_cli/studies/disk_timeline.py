@@ -23,8 +23,8 @@ from ecrl_cli.metrics.disk import Disk, DiskRate, Sampler, coarser, disk_of, rat
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.records.events import DiskLine
 from ecrl_cli.studies.frame.result import Column, Figure, Findings, Series, Table
+from ecrl_cli.studies.frame.store_fixture import write_mode
 from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial
-from ecrl_cli.studies.frame.write_modes import write_mode
 
 _SYNCED = ("atomic_nodirsync", "atomic_dirsync")  # their saves return only with the bytes on disk
 

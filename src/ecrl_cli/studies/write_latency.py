@@ -14,8 +14,8 @@ from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.config.studies import WriteLatency
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.studies.frame.result import Column, Figure, Findings, Series, Table
+from ecrl_cli.studies.frame.store_fixture import write_mode
 from ecrl_cli.studies.frame.study import Arm, Results, Study, StudyContext, Trial
-from ecrl_cli.studies.frame.write_modes import write_mode
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,22 +1,26 @@
-"""Torch-free checkpoints with realistic content: zero, small and random values as in real training."""
+"""Torch-free checkpoints with realistic content: zero, small and random values as in real training; stores and run directories that hold them."""
 
 from __future__ import annotations
 
-import mmap
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical_json
-from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, PartPlace, TensorSpec, plan_image
-from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG, TRAIN, step_name
-from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
-from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, TensorSpec, plan_image
+from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG, step_name
+from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
+from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
-from ecrl_cli.storage.writing import WriteMode
+from ecrl_cli.records.journal import Journal
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.studies.frame.store_fixture import files_under, image_from, in_one_part, store_config
 
-GUARD = IntegrityConfig(run_id=RUN_ID)
-UNSAFE = WriteMode(sync_files=False, atomic=False, sync_directories=False)  # for content read back at once
 GENERATOR = 5056  # size of torch's CPU generator state in bytes
 PUBLISHED = (128 * 1024, 64 * 1024)  # model, optimizer
 
@@ -43,19 +47,10 @@ def training_specs(model_bytes: int, optimizer_bytes: int, world_size: int, gene
 
 def image_of(parts: Parts, seed: int, step: int, *, single: bool = False, run_id: str = RUN_ID) -> CheckpointImage:
     """The snapshot of `step`; its bytes are a function of (seed, step)."""
-    plan = plan_image({"all": [spec for specs in parts.values() for spec in specs]} if single else parts)
-    memory = memoryview(mmap.mmap(-1, plan.nbytes))
-    for offset, header in plan.headers:
-        memory[offset : offset + len(header)] = header
-    rng = np.random.default_rng((seed, step))
-    for place in plan.tensors:
-        memory[place.offset : place.offset + place.spec.nbytes] = tensor_bytes(place.spec, step, rng)
-    places = plan.parts
-    if single:
-        places = (PartPlace(step_name(step) + ".safetensors", places[0].offset, places[0].nbytes, places[0].tensors),)
-    ranks = len(parts[RNG])
-    train = canonical_json({"global_step": step, "line_chain": [""] * ranks, "schema_version": 1, "sampler": {"epoch": 0, "seed": seed}})
-    return CheckpointImage(CheckpointMeta(run_id, step, 0, step, seed, ranks), memory, places, {TRAIN: train})
+    rng, ranks = np.random.default_rng((seed, step)), len(parts[RNG])
+    train = {"global_step": step, "line_chain": [""] * ranks, "schema_version": 1, "sampler": {"epoch": 0, "seed": seed}}
+    stamp = CheckpointMeta(run_id, step, 0, step, seed, ranks)
+    return image_from(in_one_part(parts, single=single), lambda place: tensor_bytes(place.spec, step, rng), stamp, train)
 
 
 def tensor_bytes(spec: TensorSpec, step: int, rng: np.random.Generator) -> bytes:
@@ -76,9 +71,88 @@ def tensor_bytes(spec: TensorSpec, step: int, rng: np.random.Generator) -> bytes
     return np.full(count, step % 100, dtype=kind).tobytes()
 
 
-def store_in(root: Path, mode: WriteMode = UNSAFE) -> CheckpointStore:
-    """A store in `root`/checkpoints that retires nothing."""
+@contextmanager
+def store_in(root: Path, mode: str = "unsafe") -> Iterator[CheckpointStore]:
+    """A store in `root`/checkpoints that retires nothing; by default unsynced, as what it holds is read back at once."""
     root.mkdir(parents=True, exist_ok=True)
-    store = CheckpointStore(root / "checkpoints", StoreConfig(mode, 1000, GUARD))
-    store.claim(0)
-    return store
+    with closing(CheckpointStore(root / "checkpoints", store_config(mode, keep=1000))) as store:
+        store.claim(0)
+        yield store
+
+
+def committed(root: Path, parts: Parts, seed: int, *, single: bool) -> tuple[str, dict[str, bytes]]:
+    """Steps 10 and 20 saved at `root`, which is removed again: the name of the newest, and every file of the store by path."""
+    with store_at(root) as store:
+        for step in (10, 20):
+            path = store.save(image_of(parts, seed, step, single=single), 0).path
+        return path.name, files_under(store.root)
+
+
+@contextmanager
+def store_at(root: Path, mode: str = "unsafe") -> Iterator[CheckpointStore]:
+    """The same; on exit `root` is removed."""
+    try:
+        with store_in(root, mode) as store:
+            yield store
+    finally:
+        shutil.rmtree(root)
+
+
+STEPS = (10, 20, 30)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """`single`: the layout. All random choices come from `rng`."""
+
+    layout: RunLayout
+    store: CheckpointStore
+    rng: random.Random
+    seed: int
+    single: bool
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.layout.checkpoints
+
+    def step(self, step: int) -> Path:
+        return self.checkpoints / (step_name(step) + (".safetensors" if self.single else ""))
+
+    @property
+    def newest(self) -> Path:
+        return self.step(STEPS[-1])
+
+    @cached_property
+    def parts(self) -> Parts:
+        return _equal_files(training_specs(12_000, 6_000, world_size=2))
+
+    def image(self, step: int, *, seed: int | None = None, run_id: str = RUN_ID) -> CheckpointImage:
+        return image_of(self.parts, self.seed if seed is None else seed, step, single=self.single, run_id=run_id)
+
+    def files(self, step: int) -> tuple[Path, ...]:
+        """The names in the checkpoint folder that belong to `step`."""
+        path = self.step(step)
+        return (path.with_suffix(".json"), path) if self.single else (path,)
+
+
+@contextmanager
+def scene(root: Path, rng: random.Random, *, single: bool) -> Iterator[Scene]:
+    """Build a scene at `root`; the caller removes the folder."""
+    with store_in(root) as store:
+        made = Scene(RunLayout(root), store, rng, rng.getrandbits(48), single)
+        attempt = made.layout.attempt(0)
+        attempt.folder.mkdir(parents=True)
+        with closing(CheckpointLog(Journal(attempt.checkpoints), made.layout, 0)) as log:
+            for step in STEPS:
+                log.committed(step, store.save(made.image(step), 0))
+            yield made
+
+
+def _equal_files(parts: Parts) -> Parts:
+    """The same, with the optimizer file as long as the model's, so that a swap does not show in the size."""
+    by_name = {place.name: place.nbytes for place in plan_image(parts).parts}
+    vector, *rest = parts[OPTIMIZER]
+    longer = TensorSpec(vector.name, vector.dtype, (vector.shape[0] + (by_name[MODEL] - by_name[OPTIMIZER]) // 4,))
+    grown = parts | {OPTIMIZER: [longer, *rest]}
+    sizes = {place.name: place.nbytes for place in plan_image(grown).parts}
+    return grown if sizes[MODEL] == sizes[OPTIMIZER] else _equal_files(grown)

@@ -13,10 +13,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.studies.corruption.faults import bitflip
-from ecrl_cli.studies.frame.study import StudyContext, Trial
+from ecrl_cli.studies.corruption.byte_faults import bitflip
+from ecrl_cli.studies.frame.study import Arm, StudyContext, Trial, asked
 
-ARM = "anchors"
 SLICE = 50
 LOADERS = ("torch.load", "safetensors", "torch.distributed.checkpoint")
 _MODEL, _OPTIMIZER = 128 * 1024 // 4, 64 * 1024 // 4  # float32 values in the published payload
@@ -30,16 +29,16 @@ class Loader:
     load: Callable[[State, Path], State]
 
 
-def trials(setting: StudyContext) -> list[Trial]:
+def _trials(setting: StudyContext) -> list[Trial]:
     count = setting.config.study.flips
     return [
-        Trial(f"{ARM}/{name}/{number:03d}", {"arm": ARM, "loader": name, "flips": min(SLICE, count - start)})
+        Trial(f"anchors/{name}/{number:03d}", {"arm": "anchors", "loader": name, "flips": min(SLICE, count - start)})
         for number, start in enumerate(range(0, count, SLICE))
         for name in LOADERS
     ]
 
 
-def run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
+def _run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
     """Save once; then flip one bit anywhere in the output, load, and restore the bit. Only the loader's result is judged."""
     loader, root, rng = _loaders()[str(trial.facts["loader"])], setting.scratch / "stock", setting.rng(trial.key)
     state = _state(rng.getrandbits(48))
@@ -127,3 +126,6 @@ def _loaders() -> dict[str, Loader]:
 
 def _ignored(value: object) -> None:
     """Discard the return value of a call."""
+
+
+ANCHORS = Arm("anchors", _trials, _run, asked("anchors"))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import stat
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -14,15 +12,13 @@ from ecrl_cli.checkpoint.format.manifest import components
 from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import image_components
 from ecrl_cli.records.events import Attempt
-from ecrl_cli.studies.corruption.content import GUARD
-from ecrl_cli.studies.corruption.invariants import looked
-from ecrl_cli.studies.corruption.store_fixture import STEPS, Scene, scene
-from ecrl_cli.studies.corruption.structural_cases import Row
-from ecrl_cli.studies.corruption.structural_cases_group import GROUP, SINGLE
-from ecrl_cli.studies.frame.study import Skip, StudyContext, Trial
+from ecrl_cli.studies.corruption.content import STEPS, Scene, scene
+from ecrl_cli.studies.corruption.in_memory import looked
+from ecrl_cli.studies.corruption.structural_cases import GROUP, SINGLE, Row
+from ecrl_cli.studies.frame.store_fixture import GUARD, put_zero_device
+from ecrl_cli.studies.frame.study import Arm, Skip, StudyContext, Trial, asked
 from ecrl_cli.supervision.attempts.checkpoint_reconciliation import still_kept
 
-ARM = "structural"
 ROWS = {"group": GROUP, "single": SINGLE}
 
 
@@ -30,7 +26,7 @@ def able(setting: StudyContext) -> frozenset[str]:
     """Which needs of the rows this machine meets."""
     path = setting.scratch / "node"
     with suppress(OSError):
-        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))
+        put_zero_device(path)
         path.unlink()
         return frozenset({"", "mknod"})
     return frozenset({""})
@@ -40,7 +36,7 @@ def trials(setting: StudyContext) -> list[Trial]:
     can = able(setting)
     kept = [(layout, row) for layout, rows in ROWS.items() for row in rows if row.needs in can]
     return [
-        Trial(f"{ARM}/{layout}/{row.name.replace(' ', '_')}/{number:02d}", {"arm": ARM, "layout": layout, "row": row.name})
+        Trial(f"structural/{layout}/{row.name.replace(' ', '_')}/{number:02d}", {"arm": "structural", "layout": layout, "row": row.name})
         for number in range(setting.config.study.seeds)
         for layout, row in kept
     ]
@@ -48,7 +44,7 @@ def trials(setting: StudyContext) -> list[Trial]:
 
 def skips(setting: StudyContext) -> list[Skip]:
     can = able(setting)
-    return [Skip(f"{ARM}: {row.name}", f"{row.needs} is not permitted here") for row in GROUP if row.needs not in can]
+    return [Skip(f"structural: {row.name}", f"{row.needs} is not permitted here") for row in GROUP if row.needs not in can]
 
 
 def row_of(trial: Trial) -> Row:
@@ -113,3 +109,6 @@ def _whole_as(path: Path) -> str | None:
     except Exception:  # counted at the first check of the same checkpoint
         return None
     return report.commit_sha256 if report.ok else None
+
+
+STRUCTURAL = Arm("structural", trials, run, asked("structural"))

@@ -8,7 +8,6 @@ path. One JSON line is one request; the end of input ends it.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import shutil
 import signal
@@ -22,9 +21,11 @@ from typing import Any
 import ecrl_cli.checkpoint.format.finite  # noqa: F401  imported here once, where every child of its own would
 from ecrl_cli.checkpoint.writer.protocol import listen
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.studies.crash_points.crash_targets import Save, mortal, save_back_to_back, save_once, serve
-from ecrl_cli.studies.crash_points.points import CrashPointCounter
-from ecrl_cli.studies.crash_points.store_fixture import BACK_TO_BACK, Payload, image_of
+from ecrl_cli.studies.crash_points.crash_targets import CrashPointCounter, Save, mortal, save_back_to_back, save_once
+from ecrl_cli.studies.crash_points.crash_targets import serve as serve_writer
+from ecrl_cli.studies.crash_points.store_fixture import BACK_TO_BACK
+from ecrl_cli.studies.frame.child import say, serve
+from ecrl_cli.studies.frame.store_fixture import Payload
 
 MEMORY = Path("/dev/shm")
 ROOM, CHECKPOINTS = 32 << 20, 100
@@ -53,14 +54,14 @@ class Killer:
         return self.save(run, save) if request["do"] == "save" else self.kill(run, save, request["after_s"])
 
     def save(self, run: RunLayout, save: Save) -> dict[str, Any]:
-        image_of(self._payload, save.layout, save.step)  # imported once before the fork
+        self._payload.image(save.layout, save.step)  # imported once before the fork
         return self._ended(self._forked(lambda: save_once(run, save, self._payload, self._passed)))
 
     def serve(self, run: RunLayout, save: Save) -> dict[str, Any]:
         """Fork a background writer that listens; the request `end` stops it."""
         run.logs.mkdir(exist_ok=True)
         listener = listen(run.writer)
-        self._writer = self._forked(lambda: serve(run, save, self._passed, listener))
+        self._writer = self._forked(lambda: serve_writer(run, save, self._passed, listener))
         listener.close()
         return {}
 
@@ -77,7 +78,7 @@ class Killer:
     def kill(self, run: RunLayout, save: Save, after_s: float) -> dict[str, Any]:
         """Fork a child that saves back to back and kill it `after_s` seconds after its first save."""
         for number in range(BACK_TO_BACK):
-            image_of(self._payload, save.layout, save.step + number)
+            self._payload.image(save.layout, save.step + number)
         begun, begin = os.pipe()
         child = self._forked(lambda: save_back_to_back(run, save, self._payload, self._passed, begin))
         os.close(begin)
@@ -118,19 +119,13 @@ def main(argv: list[str]) -> None:
     folder = Path(tempfile.mkdtemp(prefix="crash-points-", dir=MEMORY)) if memory else Path(argv[0])
     killer = Killer(Payload(*map(int, argv[1:4])))
     try:
-        _say({"folder": str(folder)})
+        say({"folder": str(folder)})
         gc.freeze()
-        for line in sys.stdin:
-            _say(killer.answer(json.loads(line)))
+        serve(killer.answer)
     finally:
         killer.close()
         if memory:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _say(answer: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,23 +1,99 @@
-"""The results of the crashes: the published table beside ours, outcomes, reasons, and the planted bugs found."""
+"""The results of the crashes: the published table beside ours, outcomes, reasons, figures 3 and 4, and the planted bugs found."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.crash_points.counts import OUTCOMES, Records, count, group, whole
-from ecrl_cli.studies.crash_points.figures import CONDITIONS, atomicity, breakdown, phase_counts, phases, recovery
-from ecrl_cli.studies.crash_points.points import AFTER_MODEL, NONE, PHASES
-from ecrl_cli.studies.crash_points.search import violation
+from ecrl_cli.studies.crash_points.crash_targets import AFTER_MODEL, NONE, PHASES, PUBLISHED
+from ecrl_cli.studies.crash_points.trial import violation
 from ecrl_cli.studies.frame.gates import named, none_bad
-from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Table, proportion, upper_bound
+from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Figure, Series, Table, proportion, upper_bound
+from ecrl_cli.studies.frame.store_fixture import write_mode
 from ecrl_cli.studies.frame.study import Record, Results
 from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, fact, mutants_table, outcomes, size, value
 from ecrl_cli.studies.frame.tables import count as count_of
-from ecrl_cli.studies.frame.write_modes import write_mode
+
+OUTCOMES = ("new", "previous", "detected", "lost_ack", "lost_all", "silent_wrong", "untyped", "hung")
+
+
+class Records:
+    """The records by kind of trial."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.all = records
+        self.points = [r for r in records if r.facts["kind"] == "point"]
+        self.calls = [r for r in records if r.facts["kind"] == "call"]
+        self.kills = [r for r in records if r.facts["kind"] == "kill"]
+        self.planted = [r for r in records if r.facts["kind"] == "planted"]
+        self.crashes = [*self.points, *self.calls, *self.kills]
+        self.modes = list(dict.fromkeys(r.facts["mode"] for r in self.crashes))
+
+
+def group(found: Records, mode: str, point: str) -> list[Record]:
+    return [r for r in found.points if (r.facts["mode"], r.facts["layout"], r.facts["point"]) == (mode, "group", point)]
+
+
+def count(records: Sequence[Record], outcome: str) -> int:
+    return sum(r.found["outcome"] == outcome for r in records)
+
+
+def whole(records: Sequence[Record]) -> int:
+    return count(records, "new") + count(records, "previous")
+
+
+# The published conditions, and one after the commit, where the new checkpoint is expected.
+CONDITIONS = {"none": NONE, **PUBLISHED, "after_root_sync": "after_root_sync"}
+REMAINS = ("size mismatch", "missing parts", "missing manifest", "manifest cut off", "missing commit", "commit cut off", "other")
+
+
+def atomicity(results: Results) -> Figure:
+    """Published Figure 3."""
+    return _shares(results, "atomicity", "The group being saved is usable after the kill (95% Wilson)", lambda mine: count(mine, "new"))
+
+
+def recovery(results: Results) -> Figure:
+    return _shares(results, "recovery", "A whole checkpoint, new or previous, is recovered after the kill (95% Wilson)", whole)
+
+
+def _shares(results: Results, name: str, title: str, counted: Callable[[Sequence[Record]], int]) -> Figure:
+    series, found = [], Records(results.records)
+    for mode in found.modes:
+        shares = [proportion(counted(mine), len(mine)) for mine in (group(found, mode, point) for point in CONDITIONS.values())]
+        if all(share["n"] for share in shares):
+            rate, low, high = (tuple(share[key] for share in shares) for key in ("rate", "wilson_low", "wilson_high"))
+            series.append(Series(mode, rate, low=low, high=high))
+    return Figure(name, title, "bars", "killed at", "share of groups", tuple(series), categories=tuple(CONDITIONS))
+
+
+def breakdown(results: Results) -> Figure:
+    """Published figure 4: by state of the files, for groups written in unsafe mode."""
+    mine = [r for r in results.of("point") if r.facts["mode"] == "unsafe" and r.facts["layout"] == "group" and r.found["rejected"]]
+    points = sorted({r.facts["point"] for r in mine}, key=PHASES.index)
+    counted = Counter((r.facts["point"], rejected["remains"]) for r in mine for rejected in r.found["rejected"])
+    shares = {point: sum(counted[point, kind] for kind in REMAINS) for point in points}
+    kinds = [kind for kind in REMAINS if any(counted[point, kind] for point in points)]
+    series = tuple(Series(kind, tuple(counted[point, kind] / shares[point] for point in points)) for kind in kinds)
+    title = "Why unsafe groups were refused"
+    return Figure("reasons", title, "stacked", "killed at", "share of refused groups", series, categories=tuple(points))
+
+
+def phases(results: Results) -> Figure:
+    found = Records(results.records)
+    counted = phase_counts(found)
+    series = tuple(Series(mode, tuple(float(counts[mode]) for counts in counted.values())) for mode in found.modes) if counted else ()
+    return Figure("phases", "Where the random kills fell", "bars", "last point passed", "kills", series, categories=tuple(counted))
+
+
+def phase_counts(found: Records) -> dict[str, dict[str, int]]:
+    """Kills per mode by the last point passed, in protocol order."""
+    counted = Counter((r.found["passed"], r.facts["mode"]) for r in found.kills)
+    hit = [phase for phase in PHASES if any(counted[phase, mode] for mode in found.modes)]
+    return {phase: {mode: counted[phase, mode] for mode in found.modes} for phase in hit}
+
 
 # Usable groups of all, and the interval as printed (its text says Wilson, its numbers are Clopper-Pearson's).
 PRINTED = {

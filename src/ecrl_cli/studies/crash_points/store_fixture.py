@@ -3,51 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
 from ecrl_cli.checkpoint.format.canonical_json import parse_canonical
-from ecrl_cli.checkpoint.format.image import CheckpointImage, ImagePlan
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.manifest import Components, components
-from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, STAGE_PREFIX, TRASH_PREFIX
+from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST
 from ecrl_cli.checkpoint.store.catalog import entry_of
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
-from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.checkpoint.store.save_and_log import save_and_record
-from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
+from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.storage.writing import TEMPORARY
-from ecrl_cli.studies.frame.write_modes import write_mode
+from ecrl_cli.studies.frame.store_fixture import Payload, files_of, litter, store_config
 
 HISTORY, STEP = (10, 20), 30
 BEFORE, VICTIM, AFTER = 0, 1, 2  # the attempts: the one with the history, the killed one, and the next one
 BACK_TO_BACK = 24  # more saves than a writer finishes before the latest kill
-
-
-@dataclass(frozen=True)
-class Payload:
-    """Content of a study's checkpoints."""
-
-    seed: int
-    model_bytes: int
-    optimizer_bytes: int
-
-
-@cache
-def plan_of(payload: Payload, layout: str) -> ImagePlan:
-    return synthetic_plan(payload.model_bytes, payload.optimizer_bytes, single=layout == "single")
-
-
-@cache
-def image_of(payload: Payload, layout: str, step: int) -> CheckpointImage:
-    return synthetic_image(payload.seed, step, plan_of(payload, layout))
 
 
 @dataclass(frozen=True)
@@ -66,13 +45,7 @@ class Expected:
 
 @cache
 def expected_of(payload: Payload, layout: str, step: int) -> Expected:
-    image = image_of(payload, layout, step)
-    files = {part.name: bytes(image.memory[part.offset : part.offset + part.nbytes]) for part in image.parts}
-    return Expected(image_components(image), files if layout == "single" else files | image.documents)
-
-
-def store_config(mode: str) -> StoreConfig:
-    return StoreConfig(mode=write_mode(mode), keep=2, integrity=IntegrityConfig(run_id=RUN_ID))
+    return Expected(payload.content(layout, step), files_of(payload.image(layout, step)))
 
 
 def log_of(layout: RunLayout, attempt: int) -> CheckpointLog:
@@ -88,7 +61,7 @@ class History:
         with closing(CheckpointStore(run.checkpoints, store_config("atomic_dirsync"))) as store, closing(log_of(run, BEFORE)) as log:
             store.claim(BEFORE)
             for step in HISTORY:
-                assert save_and_record(store, image_of(payload, layout, step), BEFORE, log)
+                assert save_and_record(store, payload.image(layout, step), BEFORE, log)
         paths = sorted(path.relative_to(folder) for path in folder.rglob("*"))
         self._folders = [path for path in paths if (folder / path).is_dir() and not (folder / path).is_symlink()]
         self._links = [(path, (folder / path).readlink()) for path in paths if (folder / path).is_symlink()]
@@ -180,12 +153,7 @@ def go_on(run: RunLayout, store: CheckpointStore, found: Found, image: Checkpoin
         found.again = _plain(error.line(), run)
     except Exception as error:
         found.again = f"untyped: {type(error).__name__}: {error}"
-    found.left = sorted(left_over(store.fs.listdir(store.root)))
-
-
-def left_over(names: Iterable[str]) -> list[str]:
-    """Names of stages, trash and temporary files."""
-    return [name for name in names if name.startswith((STAGE_PREFIX, TRASH_PREFIX, TEMPORARY))]
+    found.left = sorted(litter(store.fs.listdir(store.root)))
 
 
 def leak_check(path: Path, image: CheckpointImage) -> str:

@@ -11,12 +11,10 @@ from typing import Any
 
 from ecrl_cli.config.studies import CrashPoints
 from ecrl_cli.studies.crash_points.crash_server import memory_there
-from ecrl_cli.studies.crash_points.crash_targets import Save
+from ecrl_cli.studies.crash_points.crash_targets import AFTER_MODEL, NONE, Save, survivor
 from ecrl_cli.studies.crash_points.findings import FIGURES, TABLES, gates, notes
-from ecrl_cli.studies.crash_points.points import AFTER_MODEL, NONE, survivor
-from ecrl_cli.studies.crash_points.search import search, unseen
-from ecrl_cli.studies.crash_points.store_fixture import Payload
-from ecrl_cli.studies.crash_points.trial import Bench
+from ecrl_cli.studies.crash_points.trial import Bench, search, unseen
+from ecrl_cli.studies.frame.store_fixture import Payload
 from ecrl_cli.studies.frame.study import Arm, Study, StudyContext, Trial, planted
 from ecrl_cli.studies.mutants.registry import PLANTED
 

@@ -1,4 +1,4 @@
-"""A torch-free rank in lockstep with the others that saves through the product's store; its script says where it misbehaves.
+"""A torch-free rank in lockstep with the others that saves through the product's store; its script, written by the study, says where it misbehaves.
 
 Supervisor, heartbeat table, stack dumps and store are the real ones, so results about them do not depend on the model trained.
 """
@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,11 +34,39 @@ from ecrl_cli.records.messages import Hello, Progress
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.storage.fs_wrapper import HeartbeatFs
-from ecrl_cli.studies.fake_ranks.script import part_of
 from ecrl_cli.training import stack_dump_handler
 from ecrl_cli.training.control_client import Control
 from ecrl_cli.training.heartbeat import HeartbeatWriter
 from ecrl_cli.training.rendezvous import Rendezvous
+
+PART = "part.json"
+
+
+@dataclass(frozen=True)
+class FakeRankScript:
+    """Seconds of each start phase, of a step's own work, of a save, and of the last save on a stop request. `deeds`: misbehaviour by
+    "ATTEMPT/RANK/STEP" (ATTEMPT may be `any`): freeze, grasp, spin, skip, raise, exitN, SIGNAME. `heeds`: reaction to a stop request: yes, no, or
+    alone (rank 0 does not coordinate). `side_thread`: a thread sends the rank's heartbeats."""
+
+    start_s: float = 0.0
+    step_s: float = 0.002
+    save_s: float = 0.0
+    last_save_s: float = 0.0
+    deeds: dict[str, str] = field(default_factory=dict)
+    heeds: str = "yes"
+    side_thread: bool = False
+
+    def deed(self, attempt: int, rank: int, step: int) -> str:
+        return self.deeds.get(f"{attempt}/{rank}/{step}") or self.deeds.get(f"any/{rank}/{step}") or ""
+
+
+def write_part(layout: RunLayout, part: FakeRankScript) -> None:
+    write_json(layout.root / PART, encode(part))
+
+
+def part_of(layout: RunLayout) -> FakeRankScript:
+    return decode(FakeRankScript, read_json(layout.root / PART))
+
 
 POLL_S = 0.0005
 _STEP = struct.Struct("<Q")

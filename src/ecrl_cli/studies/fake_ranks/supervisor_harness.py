@@ -25,8 +25,8 @@ from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
 from ecrl_cli.records.run_config import read_run_config, write_run_config
-from ecrl_cli.studies.fake_ranks.script import FakeRankScript, write_part
-from ecrl_cli.studies.frame.leak_check import remaining
+from ecrl_cli.studies.fake_ranks.fake_rank import FakeRankScript, write_part
+from ecrl_cli.studies.frame.limits import remaining
 from ecrl_cli.studies.frame.study import StudyContext
 from ecrl_cli.supervision.attempts.stop_signals import STOPPING
 from ecrl_cli.supervision.attempts.supervisor_record import read_record

@@ -21,8 +21,7 @@ from ecrl_cli.records.layout import StudyLayout
 from ecrl_cli.runs.environment import code_revision, environment
 from ecrl_cli.runs.run_dir_checks import claim_folder
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.studies.frame.pool import results
-from ecrl_cli.studies.frame.progress import Progress
+from ecrl_cli.studies.frame.pool import Progress, results
 from ecrl_cli.studies.frame.registry import make_study
 from ecrl_cli.studies.frame.result import SCHEMA_VERSION, Findings
 from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.studies.frame.limits import Overdue, deadline
 from ecrl_cli.studies.frame.result import Figure, Findings, Table
-from ecrl_cli.studies.frame.trial_timeout import Overdue, deadline
 
 T = TypeVar("T")
 
@@ -126,6 +126,11 @@ class Arm:
 def planted(keys: Any) -> bool:
     """For `Arm.asked`: whether the study is to look for planted bugs."""
     return bool(keys.planted)
+
+
+def asked(arm: str) -> Callable[[Any], bool]:
+    """For `Arm.asked`: whether the key `arms` names `arm`."""
+    return lambda keys: arm in keys.arms
 
 
 @dataclass(frozen=True)

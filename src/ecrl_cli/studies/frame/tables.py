@@ -53,9 +53,9 @@ def count(key: str, label: str, test: Test) -> Cells:
     return cell(key, label, "count", lambda group: sum(map(bool, map(test, group))))
 
 
-def total(key: str, label: str) -> Cells:
-    """The sum of the results under `key`."""
-    return cell(key, label, "count", lambda group: sum(record.found[key] for record in group))
+def total(key: str, label: str, of: str = "") -> Cells:
+    """The sum of the results under `of`, or `key`."""
+    return cell(key, label, "count", lambda group: sum(record.found[of or key] for record in group))
 
 
 def most(key: str, label: str, kind: str = "count", of: str = "") -> Cells:
@@ -75,8 +75,13 @@ def outcomes(labels: Mapping[str, str]) -> Cells:
 
 def proportion(test: Test, label: str = "count") -> Cells:
     """The share that passes `test`, with intervals."""
-    columns = (Column("k", label, "count"), *PROPORTION_COLUMNS[1:])
-    return Cells(columns, lambda group: result.proportion(sum(map(bool, map(test, group))), len(group)))
+    return share(lambda group: sum(map(bool, map(test, group))), len, label)
+
+
+def share(part: Callable[[Group], int], whole: Callable[[Group], int], label: str = "count", of: str = "of") -> Cells:
+    """`part` of `whole`, with intervals."""
+    columns = (Column("k", label, "count"), Column("n", of, "count"), *PROPORTION_COLUMNS[2:])
+    return Cells(columns, lambda group: result.proportion(part(group), whole(group)))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ecrl_cli.linux import processes
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.studies.fake_ranks.script import FakeRankScript
+from ecrl_cli.studies.fake_ranks.fake_rank import FakeRankScript
 from ecrl_cli.studies.fake_ranks.supervisor_harness import (
     ACTOR,
     LIMIT_S,
@@ -32,7 +32,7 @@ from ecrl_cli.studies.fake_ranks.supervisor_harness import (
     settings,
     whole,
 )
-from ecrl_cli.studies.frame.leak_check import remaining
+from ecrl_cli.studies.frame.limits import remaining
 from ecrl_cli.supervision.watch.hang_detector import SAVING
 
 STEPS = 40

@@ -14,10 +14,10 @@ from typing import Any
 
 from ecrl_cli.config.studies import Hangs
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.fake_ranks.script import FakeRankScript
+from ecrl_cli.studies.fake_ranks.fake_rank import FakeRankScript
 from ecrl_cli.studies.fake_ranks.supervisor_harness import LIMIT_S, TRIAL_S, Stage, TriggeringUI, settings, stage
 from ecrl_cli.studies.frame.gates import OVER, all_of, by_design, mutants_found
-from ecrl_cli.studies.frame.leak_check import shared_memory
+from ecrl_cli.studies.frame.limits import shared_memory
 from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, planted
 from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, count, fact, most, mutants_table, size, yes
 from ecrl_cli.studies.hangs import detector_scenarios

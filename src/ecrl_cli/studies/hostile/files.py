@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ecrl_cli.checkpoint.format.names import COMMIT, LEASE, MANIFEST, MODEL
-from ecrl_cli.studies.hostile.json_texts import TEXTS
+from ecrl_cli.studies.hostile.contents import TEXTS
 from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
 from ecrl_cli.studies.hostile.store_fixture import FILE_TYPES, RECORDS, Scene, made_into, part_made_into
 

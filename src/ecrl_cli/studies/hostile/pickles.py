@@ -1,17 +1,67 @@
-"""Files that run code when unpickled, in every place where a checkpoint could hold one."""
+"""Files that run code when unpickled, in every place where a checkpoint could hold one; and the control that unpickles them."""
 
 from __future__ import annotations
 
+import io
 import json
+import shlex
+import subprocess
+import sys
+import tarfile
+import zipfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.hashing import chunk_sums
 from ecrl_cli.checkpoint.format.names import MODEL
 from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
-from ecrl_cli.studies.hostile.payloads import payloads
 from ecrl_cli.studies.hostile.store_fixture import Scene
+from ecrl_cli.supervision.launch.child_environment import child_environment
+
+_MAGIC, _PROTOCOL = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"\x80\x02M\xe9\x03."  # start of torch's oldest format
+
+
+def payloads(canary: Path) -> dict[str, bytes]:
+    """The payloads by name; unpickling any of them creates `canary`."""
+    path = str(canary).encode("raw_unicode_escape")  # operand of pickle's opcode V
+    quoted = shlex.quote(str(canary)).encode("raw_unicode_escape")
+    reduce = b"cbuiltins\nopen\n(V" + path + b"\nVw\ntR."
+    return {
+        "reduce": reduce,
+        "inst": b"(V" + path + b"\nVw\nibuiltins\nopen\n.",
+        "obj": b"(cbuiltins\nopen\nV" + path + b"\nVw\no.",
+        "stack global": b"\x80\x04" + _short("builtins") + _short("open") + b"\x93(" + b"V" + path + b"\nVw\nt" + b"R.",
+        "memo": b"\x80\x02cbuiltins\nopen\nq\x01h\x01(V" + path + b"\nVw\ntR0N.",
+        "system": b"cos\nsystem\n(Vtouch " + quoted + b"\ntR.",
+        "dotted": b"\x80\x04" + _short("pathlib") + _short("Path.touch") + b"\x93(" + b"cpathlib\nPosixPath\n(V" + path + b"\ntRtR.",
+        "torch zip": _zip(reduce),
+        "torch legacy": _MAGIC + _PROTOCOL + reduce,
+        "torch tar": _tar(reduce),
+    }
+
+
+def _short(text: str) -> bytes:
+    return b"\x8c" + bytes([len(text)]) + text.encode()
+
+
+def _zip(data: bytes) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("archive/data.pkl", data)
+        archive.writestr("archive/version", "3\n")
+    return made.getvalue()
+
+
+def _tar(data: bytes) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:") as archive:
+        for name in ("storages", "tensors", "pickle"):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return made.getvalue()
 
 
 def inputs() -> list[MaliciousInput]:
@@ -61,3 +111,27 @@ def _committed(name: str, scene: Scene) -> None:
     body = document["commit"] | {"manifest_sha256": hashlib.sha256(canonical_json(document["manifest"])).hexdigest()}
     body.pop("self_sha256")
     sidecar.write_bytes(canonical_json(document | {"commit": body | {"self_sha256": digest(body)}}))
+
+
+CONTROL_S = 120.0
+# A separate script: nothing in the package may load like this, which a test checks.
+_SCRIPT = """
+import sys, torch
+for path in sys.argv[1:]:
+    try:
+        torch.load(path, weights_only=False)
+    except BaseException:
+        pass
+"""
+
+
+def run_control(folder: Path) -> dict[str, Any]:
+    """Names of the payloads that ran."""
+    files, canaries = [], {}
+    for number, name in enumerate(payloads(Path("x"))):
+        canaries[name] = folder / f"canary-{number}"
+        files.append(folder / f"payload-{number}.pt")
+        files[-1].write_bytes(payloads(canaries[name])[name])
+    command = [sys.executable, "-c", _SCRIPT, *map(str, files)]
+    subprocess.run(command, capture_output=True, timeout=CONTROL_S, env=child_environment(None, 1), check=False)
+    return {"ran": [name for name, canary in canaries.items() if canary.exists()], "of": list(canaries)}

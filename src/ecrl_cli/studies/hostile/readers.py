@@ -19,10 +19,10 @@ from ecrl_cli.errors import EcrlError
 from ecrl_cli.history.load import load
 from ecrl_cli.runs.sweep import read_manifest
 from ecrl_cli.storage.fs import PosixFs
+from ecrl_cli.studies.frame.watched_fs import InterleavingFs
 from ecrl_cli.studies.hostile.configurations import TREES
 from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
 from ecrl_cli.studies.hostile.store_fixture import GUARD, STEPS, Scene
-from ecrl_cli.studies.writers.store_fixture import InterleavingFs
 from ecrl_cli.supervision.launch.child_environment import child_environment
 from ecrl_cli.supervision.run_lock import run_lock
 

@@ -15,7 +15,7 @@ from ecrl_cli.studies.frame.gates import none_of
 from ecrl_cli.studies.frame.result import Column, Table
 from ecrl_cli.studies.frame.study import Arm, Record, Results, Skip, Study, StudyContext, Trial
 from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, count, fact, most, outcomes, size
-from ecrl_cli.studies.hostile import audit, canary_control
+from ecrl_cli.studies.hostile import audit, pickles
 from ecrl_cli.studies.hostile.inputs import all_inputs
 from ecrl_cli.studies.hostile.isolation import ROOM, isolated
 from ecrl_cli.studies.hostile.readers import COMMAND_S, PROGRAMS, measured
@@ -67,7 +67,7 @@ def _try(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def _control(context: StudyContext, trial: Trial) -> dict[str, Any]:
-    return _in_folder(context.scratch / "control", canary_control.run)
+    return _in_folder(context.scratch / "control", pickles.run_control)
 
 
 def _audit(context: StudyContext, trial: Trial) -> dict[str, Any]:

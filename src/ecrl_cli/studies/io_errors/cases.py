@@ -7,24 +7,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ecrl_cli.checkpoint.format.manifest import components
-from ecrl_cli.checkpoint.format.names import LEASE, STAGE_PREFIX, TRASH_PREFIX
+from ecrl_cli.checkpoint.format.names import LEASE, TRASH_PREFIX
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.errors import EcrlError, StorageError
 from ecrl_cli.storage.fault_injecting_fs import SHORT, ZERO, Fault, FaultyFs, TooManyCalls
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.memory_fs import ModelFs
-from ecrl_cli.storage.writing import TEMPORARY
+from ecrl_cli.studies.frame.store_fixture import litter
 from ecrl_cli.studies.io_errors.operations import (
     ATTEMPT,
     CHECKPOINTS,
     LATER,
     MOUNT,
     OPERATIONS,
+    PAYLOAD,
     Cell,
     Operation,
     beginning,
-    expected,
-    image,
     plain,
     signature,
     store_on,
@@ -34,7 +33,6 @@ LIMIT = 3000  # calls per operation, far above any correct one
 CALLS = 400  # an operation with a call of this number counts as endless
 _UNDOING = ("unlink", "rmdir", "list")  # if these, or the rename into the trash, fail, space cannot be freed
 _PASSING = ("EINTR", "EMFILE", "ENOMEM")  # errors that say nothing about the file and so do not rule it out
-_LITTER = (STAGE_PREFIX, TRASH_PREFIX, TEMPORARY)
 
 Seen = dict[object, list[str]]
 # Wraps the failing disk below the store: a planted bug.
@@ -160,7 +158,7 @@ def _left_behind(after: After) -> Iterator[str]:
     if stuck or (after.operation.stale and after.error is not None):
         return
     store = store_on(after.disk, after.cell)
-    left = [name for name in after.disk.listdir(store.root) if name.startswith(_LITTER)]
+    left = litter(after.disk.listdir(store.root))
     if not (unsure or after.operation.damaged):
         left += [entry.path.name for entry in store.entries() if not store.verify(entry.path).ok]
     store.close()
@@ -187,7 +185,7 @@ def _recovered(store: CheckpointStore, after: After) -> Iterator[str]:
         yield f"{'lost_ack' if found else 'lost_all'}: step {after.acknowledged} was acknowledged, step {found} is found"
     for entry in store.entries():
         report = store.verify(entry.path)
-        if report.ok and report.manifest and components(report.manifest) != expected(after.cell.layout, entry.global_step):
+        if report.ok and report.manifest and components(report.manifest) != PAYLOAD.content(after.cell.layout, entry.global_step):
             yield f"silent_wrong: step {entry.global_step} holds another state"
     whole = [step for step in after.operation.intact if store.verify(store.root / after.cell.name(step)).ok]
     if len(whole) < len(after.operation.intact):
@@ -198,11 +196,16 @@ def _goes_on(store: CheckpointStore, after: After) -> Iterator[str]:
     """The next attempt claims the store, sweeps leftovers, saves, and finds its save."""
     attempt = ATTEMPT + 2
     store.claim(attempt)
-    store.save(image(after.cell.layout, LATER), attempt)
+    store.save(PAYLOAD.image(after.cell.layout, LATER), attempt)
     report = store.newest_valid().report
-    if report is None or report.global_step != LATER or report.manifest is None or components(report.manifest) != expected(after.cell.layout, LATER):
+    if (
+        report is None
+        or report.global_step != LATER
+        or report.manifest is None
+        or components(report.manifest) != PAYLOAD.content(after.cell.layout, LATER)
+    ):
         yield "the next save is not what recovery finds"
-    if left := [name for name in after.disk.listdir(store.root) if name.startswith(_LITTER)]:
+    if left := litter(after.disk.listdir(store.root)):
         yield f"the next attempt leaves {left[0]}"
 
 

@@ -6,23 +6,20 @@ line of stdin (a Room as JSON) with one line: the result.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.format.image import CheckpointImage
-from ecrl_cli.checkpoint.format.names import STAGE_PREFIX, TRASH_PREFIX
 from ecrl_cli.checkpoint.store.store import CheckpointStore
-from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.errors import StorageError
 from ecrl_cli.linux.namespaces import LIBC, check, private_mounts
-from ecrl_cli.storage.writing import TEMPORARY
-from ecrl_cli.studies.io_errors.operations import LATER, NEWEST, NEXT, Cell, plain
+from ecrl_cli.studies.frame.child import JsonProgram, serve
+from ecrl_cli.studies.frame.limits import open_descriptors
+from ecrl_cli.studies.frame.store_fixture import Payload, litter, recovered_step, store_config
+from ecrl_cli.studies.io_errors.operations import LATER, NEWEST, NEXT, plain
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 _MS_REMOUNT, _MNT_DETACH = 32, 2
@@ -47,32 +44,20 @@ def reason_against() -> str:
     return "" if done.returncode == 0 else f"no private mounts: {done.stderr.strip().splitlines()[-1][:100]}"
 
 
-class FullDisk:
+class FullDisk(JsonProgram):
     """The study's handle of the saving process."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
         scratch.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "ecrl_cli.studies.io_errors.full_disk", str(scratch)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        super().__init__("ecrl_cli.studies.io_errors.full_disk", str(scratch))
 
     def save(self, room: Room) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(asdict(room)) + "\n")
-        self._process.stdin.flush()
-        found: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return found
+        return self.ask(asdict(room))
 
-    def close(self) -> None:
-        self._process.communicate()
+    def close(self, *, kill: bool = False) -> None:
+        super().close(kill=kill)
         self._scratch.rmdir()
-
-
-def serve(folder: Path) -> None:
-    private_mounts()
-    for line in sys.stdin:
-        sys.stdout.write(json.dumps(_saved(folder, Room(**json.loads(line)))) + "\n")
-        sys.stdout.flush()
 
 
 def _saved(folder: Path, room: Room) -> dict[str, Any]:
@@ -84,49 +69,35 @@ def _saved(folder: Path, room: Room) -> dict[str, Any]:
 
 
 def _attempt(folder: Path, room: Room) -> dict[str, Any]:
-    cell = Cell(room.layout, room.mode)
-    store = CheckpointStore(folder / "checkpoints", cell.config)
+    payload = Payload(1, room.payload * 2 // 3, room.payload // 3)
+    store = CheckpointStore(folder / "checkpoints", store_config(room.mode))
     store.claim(0)
-    store.save(_image(room.layout, room.payload, NEWEST), 0)
-    before, descriptors, found = _used(folder), _descriptors(), {"call": "", "errno": 0, "line": "", "untyped": ""}
+    store.save(payload.image(room.layout, NEWEST), 0)
+    before, descriptors, found = _used(folder), open_descriptors(), {"call": "", "errno": 0, "line": "", "untyped": ""}
     _mount(folder, before, room)
     acknowledged = NEWEST
     try:
-        store.save(_image(room.layout, room.payload, NEXT), 0)
+        store.save(payload.image(room.layout, NEXT), 0)
         acknowledged = NEXT
     except StorageError as error:
         found |= {"call": error.key, "errno": error.errno, "line": plain(error.line().replace(str(folder), ""))}
     except Exception as error:  # unexpected exceptions are recorded as an outcome
         found |= {"untyped": f"{type(error).__name__}: {error}"}
-    leaked, after = _descriptors() - descriptors, _used(folder)
+    leaked, after = open_descriptors() - descriptors, _used(folder)
     _mount(folder)
-    recovered = _recovered(store)
-    litter = [name for name in os.listdir(store.root) if name.startswith((STAGE_PREFIX, TRASH_PREFIX, TEMPORARY))]  # noqa: PTH208
-    store.save(_image(room.layout, room.payload, LATER), 0)
-    again = _recovered(store)
+    recovered = recovered_step(store)
+    left = litter(path.name for path in store.root.iterdir())
+    store.save(payload.image(room.layout, LATER), 0)
+    again = recovered_step(store)
     store.close()
     kept = 0 if acknowledged == NEXT else after[0] - before[0]
-    return found | {"acknowledged": acknowledged, "recovered": recovered, "again": again, "leaked": leaked, "litter": len(litter), "kept_pages": kept}
-
-
-@cache
-def _image(layout: str, payload: int, step: int) -> CheckpointImage:
-    return synthetic_image(1, step, synthetic_plan(payload * 2 // 3, payload // 3, single=layout == "single"))
-
-
-def _recovered(store: CheckpointStore) -> int:
-    report = store.newest_valid().report
-    return report.global_step or 0 if report else 0
+    return found | {"acknowledged": acknowledged, "recovered": recovered, "again": again, "leaked": leaked, "litter": len(left), "kept_pages": kept}
 
 
 def _used(folder: Path) -> tuple[int, int]:
     """Pages and inodes in use."""
     found = os.statvfs(folder)
     return (found.f_blocks - found.f_bfree) * found.f_frsize // PAGE, found.f_files - found.f_ffree
-
-
-def _descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
 def _mount(folder: Path, used: tuple[int, int] | None = None, room: Room | None = None) -> None:
@@ -140,4 +111,5 @@ def _mount(folder: Path, used: tuple[int, int] | None = None, room: Room | None 
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]))
+    private_mounts()
+    serve(lambda room: _saved(Path(sys.argv[1]), Room(**room)))

@@ -6,26 +6,22 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-from ecrl_cli.checkpoint.format.image import CheckpointImage
-from ecrl_cli.checkpoint.format.manifest import Components
 from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, STAGE_PREFIX, TRASH_PREFIX, step_name
-from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.memory_fs import ROOT, File, Folder, Link, ModelFs, Node, Tree
 from ecrl_cli.storage.writing import TEMPORARY
-from ecrl_cli.studies.frame.write_modes import write_mode
+from ecrl_cli.studies.frame.store_fixture import Payload, recovered_step, store_config
 
 MOUNT = Path("/model")
 CHECKPOINTS = MOUNT / "checkpoints"
 ATTEMPT = 1  # the current attempt; the history is attempt 0's
 OLD, NEWEST, NEXT, LATER = 10, 20, 30, 40  # steps
-_MODEL_BYTES, _OPTIMIZER_BYTES = 3000, 1500
+PAYLOAD = Payload(1, 3000, 1500)
 _NONCE = re.compile(r"\.[0-9a-f]{8}\b")
 
 
@@ -38,7 +34,7 @@ class Cell:
 
     @property
     def config(self) -> StoreConfig:
-        return StoreConfig(mode=write_mode(self.mode), keep=2, integrity=IntegrityConfig(run_id=RUN_ID))
+        return store_config(self.mode)
 
     def name(self, step: int) -> str:
         return step_name(step) + (".safetensors" if self.layout == "single" else "")
@@ -67,23 +63,9 @@ class Operation:
         return self.history[:-1] if self.damaged else self.history[-2:]
 
 
-@cache
-def image(layout: str, step: int) -> CheckpointImage:
-    return synthetic_image(1, step, synthetic_plan(_MODEL_BYTES, _OPTIMIZER_BYTES, single=layout == "single"))
-
-
-@cache
-def expected(layout: str, step: int) -> Components:
-    return image_components(image(layout, step))
-
-
 def _save(store: CheckpointStore, cell: Cell, step: int = NEXT) -> int:
-    store.save(image(cell.layout, step), ATTEMPT)
+    store.save(PAYLOAD.image(cell.layout, step), ATTEMPT)
     return step
-
-
-def _save_again(store: CheckpointStore, cell: Cell) -> int:
-    return _save(store, cell, NEWEST)
 
 
 def _settle(store: CheckpointStore, cell: Cell) -> int:
@@ -92,11 +74,6 @@ def _settle(store: CheckpointStore, cell: Cell) -> int:
         store.point(store.root / cell.name(NEXT), {"epoch": 0, "global_step": NEXT, "world_size": 1})
     store.retire()
     return 0
-
-
-def _recover(store: CheckpointStore, cell: Cell) -> int:
-    report = store.newest_valid().report
-    return report.global_step or 0 if report else 0
 
 
 def _claim(store: CheckpointStore, cell: Cell) -> int:
@@ -113,9 +90,9 @@ OPERATIONS = {
     operation.name: operation
     for operation in (
         Operation("save", _save, saves=True),
-        Operation("save again", _save_again, saves=True),
+        Operation("save again", partial(_save, step=NEWEST), saves=True),
         Operation("settle", _settle, history=(OLD, NEWEST, NEXT)),
-        Operation("recover", _recover, recovers=True, modes=False),
+        Operation("recover", lambda store, cell: recovered_step(store), recovers=True, modes=False),
         Operation("claim", _claim, stale=True, modes=False),
         Operation("set aside", _set_aside, damaged=True),
     )
@@ -129,7 +106,7 @@ def beginning(operation: str, cell: Cell) -> Mapping[str, Tree]:
     store = CheckpointStore(CHECKPOINTS, cell.config, fs)
     store.claim(0)
     for step in OPERATIONS[operation].history:
-        store.save(image(cell.layout, step), 0)
+        store.save(PAYLOAD.image(cell.layout, step), 0)
     store.claim(ATTEMPT)
     store.close()
     tree = tree_of(fs)

@@ -16,16 +16,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.format.image import CheckpointImage
-from ecrl_cli.checkpoint.format.names import STAGE_PREFIX, TRASH_PREFIX
 from ecrl_cli.checkpoint.store.store import CheckpointStore
-from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.errors import StorageError
-from ecrl_cli.storage.writing import TEMPORARY
+from ecrl_cli.studies.frame.limits import open_descriptors
+from ecrl_cli.studies.frame.store_fixture import Payload, litter, recovered_step
 from ecrl_cli.studies.io_errors.operations import LATER, NEWEST, NEXT, Cell
 
 # Over a megabyte, so that parts are written as large ones: bypassing the page cache where the file system allows it.
-_MODEL_BYTES, _OPTIMIZER_BYTES = 3 * 2**20 // 2, 2**19
+_PAYLOAD = Payload(1, 3 * 2**20 // 2, 2**19)
 _SYNC = re.compile(r"^(?:\d+ +)?fsync\(\d+<([^>]*)>.*= (-?\d+)")
 
 
@@ -44,13 +42,13 @@ def refused_save(folder: Path, cell: Cell, at: int, sticky: bool) -> dict[str, A
     try:
         store = CheckpointStore(root, cell.config)
         store.claim(0)
-        store.save(_image(cell, NEWEST), 0)
+        store.save(_PAYLOAD.image(cell.layout, NEWEST), 0)
         said = _under_strace(root, cell, f"inject=fsync:error=EIO:when={at}{'+' if sticky else ''}", log)
         synced = _synced(log)
-        litter = [name for name in os.listdir(root) if name.startswith((STAGE_PREFIX, TRASH_PREFIX, TEMPORARY))]  # noqa: PTH208
-        recovered = _recovered(store)
-        store.save(_image(cell, LATER), 0)
-        state = {"recovered": recovered, "again": _recovered(store), "litter": len(litter)}
+        left = litter(path.name for path in root.iterdir())
+        recovered = recovered_step(store)
+        store.save(_PAYLOAD.image(cell.layout, LATER), 0)
+        state = {"recovered": recovered, "again": recovered_step(store), "litter": len(left)}
         store.close()
         return said | state | {"refused": sum(result < 0 for _, result in synced), "retried": _retried(synced)}
     finally:
@@ -82,25 +80,16 @@ def _retried(synced: list[tuple[str, int]]) -> int:
     return sum(count > 1 for path, count in Counter(path for path, _ in files).items() if path in refused)
 
 
-def _image(cell: Cell, step: int) -> CheckpointImage:
-    return synthetic_image(1, step, synthetic_plan(_MODEL_BYTES, _OPTIMIZER_BYTES, single=cell.layout == "single"))
-
-
-def _recovered(store: CheckpointStore) -> int:
-    report = store.newest_valid().report
-    return report.global_step or 0 if report else 0
-
-
 def main(root: Path, cell: Cell) -> dict[str, Any]:
-    store, image = CheckpointStore(root, cell.config), _image(cell, NEXT)
+    store, image = CheckpointStore(root, cell.config), _PAYLOAD.image(cell.layout, NEXT)
     found = {"acknowledged": NEWEST, "call": "", "errno": 0, "line": "", "untyped": ""}
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    before = open_descriptors()
     try:
         store.save(image, 0)
         found |= {"acknowledged": NEXT}
     except StorageError as error:
         found |= {"call": error.key, "errno": error.errno, "line": error.line()}
-    leaked = len(os.listdir("/proc/self/fd")) - before  # noqa: PTH208
+    leaked = open_descriptors() - before
     store.close()
     return found | {"leaked": leaked}
 

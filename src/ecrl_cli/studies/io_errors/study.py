@@ -16,12 +16,12 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.storage.fault_injecting_fs import Fault
 from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.studies.frame.gates import mutants_found
-from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, planted
+from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, asked, planted
 from ecrl_cli.studies.frame.tables import TableSpec, count, fact, mutants_table, size, total, value, yes
 from ecrl_cli.studies.io_errors import full_disk, strace_faults
 from ecrl_cli.studies.io_errors.cases import FAULTS, Seen, run_cases
 from ecrl_cli.studies.io_errors.full_disk import PAGE, FullDisk, Room
-from ecrl_cli.studies.io_errors.operations import ATTEMPT, MOUNT, NEWEST, NEXT, OPERATIONS, Cell, beginning, image, store_on
+from ecrl_cli.studies.io_errors.operations import ATTEMPT, MOUNT, NEWEST, NEXT, OPERATIONS, PAYLOAD, Cell, beginning, store_on
 from ecrl_cli.studies.mutants.careless_fs import MUTANTS
 
 ENOUGH = 5000  # cases in memory
@@ -111,7 +111,7 @@ def syncs_of_a_save(cell: Cell) -> int:
     """Number of fsync calls of a save, folders included."""
     disk = ModelFs(MOUNT, beginning("save", cell))
     store = store_on(disk, cell)
-    store.save(image(cell.layout, NEXT), ATTEMPT)
+    store.save(PAYLOAD.image(cell.layout, NEXT), ATTEMPT)
     store.close()
     return sum(op.kind in ("fsync", "fsyncdir") for op in disk.log)
 
@@ -149,14 +149,6 @@ def _outcome(found: dict[str, Any]) -> str:
     if found["recovered"] < found["acknowledged"]:
         return "lost_ack" if found["recovered"] else "lost_all"
     return "new" if found["recovered"] == NEXT else "previous"
-
-
-def _asked(arm: str, keys: IoErrors) -> bool:
-    return arm in keys.arms
-
-
-def _no_room(context: StudyContext) -> str:
-    return full_disk.reason_against()
 
 
 _COUNTS = (
@@ -211,15 +203,15 @@ STUDY = Study(
     keys=IoErrors,
     description="The n-th file call fails, for every n, in every way, once and for ever; a disk that is really full; a sync refused by the kernel.",
     arms=(
-        Arm("calls", _call_trials, _run_calls, partial(_asked, "calls")),
+        Arm("calls", _call_trials, _run_calls, asked("calls")),
         Arm(
             "planted",
             lambda context: [Trial(f"planted/{name.replace(' ', '_')}", {"arm": "planted", "mutant": name}) for name in MUTANTS],
             _run_planted,
             planted,
         ),
-        *(Arm(arm, partial(_full_trials, arm), _run_full, partial(_asked, arm), _no_room) for arm in ("space", "inodes")),
-        Arm("sync", _sync_trials, _run_sync, partial(_asked, "sync"), lambda context: strace_faults.reason_against()),
+        *(Arm(arm, partial(_full_trials, arm), _run_full, asked(arm), lambda context: full_disk.reason_against()) for arm in ("space", "inodes")),
+        Arm("sync", _sync_trials, _run_sync, asked("sync"), lambda context: strace_faults.reason_against()),
     ),
     tables=(
         TableSpec(

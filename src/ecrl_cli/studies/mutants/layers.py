@@ -1,12 +1,14 @@
-"""Integrity checks with a layer left out, patched into this process for a trial; a study must find each."""
+"""Integrity checks with a layer left out, patched into this process for a trial: the structural rows and random faults again under each."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +19,10 @@ from ecrl_cli.checkpoint.format.names import must_be_finite
 from ecrl_cli.checkpoint.store import catalog, integrity
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.safe_read import open_regular, pieces
+from ecrl_cli.studies.corruption import byte_faults, structural
+from ecrl_cli.studies.corruption.in_memory import look_at, outcome
+from ecrl_cli.studies.frame.study import Arm, StudyContext, Trial
+from ecrl_cli.studies.frame.study import planted as if_asked
 
 Patches = list[tuple[Any, str, Any]]  # whose, what, by what
 
@@ -136,7 +142,7 @@ def left_out(name: str) -> tuple[str, ...]:
     return tuple(name.split(" + "))
 
 
-def names() -> list[str]:
+def every_name() -> list[str]:
     """Every single layer, then every pair of a backed layer and its backing one."""
     return [*MUTANTS, *(f"{name} + {back}" for name, back in BACKED.items())]
 
@@ -149,3 +155,63 @@ def planted(name: str) -> Iterator[None]:
             for owner, attribute, replacement in MUTANTS[each]:
                 stack.enter_context(patch.object(owner, attribute, replacement))
         yield
+
+
+PER_FAULT = 10
+
+
+def _trials(setting: StudyContext) -> list[Trial]:
+    return [Trial(f"planted/{name.replace(' ', '_')}", {"arm": "planted", "mutant": name}) for name in every_name()]
+
+
+def _run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
+    """What the mutant lets through, and what another layer than usual rejects. The cases are the same for every mutant."""
+    mutant = str(trial.facts["mutant"])
+    seen: Counter[str] = Counter()
+    elsewhere: Counter[str] = Counter()
+    wrong: list[str] = []
+    for case in _rows(setting):
+        right = structural.row_of(case)
+        found = structural.run(setting, case, partial(planted, mutant))
+        seen["cases"] += 1
+        if found["as_expected"]:
+            continue
+        if found["layer"] and found["layer"] != right.layer and found["recovered"] == right.recovers and not found["untyped"]:
+            elsewhere[found["layer"]] += 1
+        else:
+            seen["untyped" if found["untyped"] else "undetected"] += 1
+            wrong.append(str(case.facts["row"]))
+    for fault in byte_faults.RANDOM_FAULTS:
+        _random(setting, mutant, fault, seen, elsewhere, wrong)
+    return {
+        "cases": seen["cases"],
+        "undetected": seen["undetected"],
+        "untyped": seen["untyped"],
+        "elsewhere": dict(sorted(elsewhere.items())),
+        "first": wrong[:1],
+    }
+
+
+def _rows(setting: StudyContext) -> list[Trial]:
+    """Each row of the group layout, once."""
+    return [trial for trial in structural.trials(setting) if trial.facts["layout"] == "group" and trial.key.endswith("/00")]
+
+
+def _random(setting: StudyContext, mutant: str, fault: str, seen: Counter[str], elsewhere: Counter[str], wrong: list[str]) -> None:
+    rng = setting.rng(f"planted/{fault}")
+    name, files = byte_faults.two_ranks(setting, rng.getrandbits(48), single=False)
+    for _ in range(PER_FAULT):
+        changed, where = byte_faults.injured(files, fault, rng)
+        usual = look_at(changed, name)
+        with planted(mutant):
+            look = look_at(changed, name)
+        seen["cases"] += 1
+        ended = outcome(look, changed != files)
+        if ended in ("silent_wrong", "untyped"):
+            seen["undetected" if ended == "silent_wrong" else "untyped"] += 1
+            wrong.append(f"{fault} of {where}")
+        elif look.layer != usual.layer:
+            elsewhere[look.layer] += 1
+
+
+PLANTED = Arm("planted", _trials, _run, if_asked)

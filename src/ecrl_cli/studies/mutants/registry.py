@@ -1,24 +1,22 @@
-"""Bugs planted into the checkpoint protocol, one per entry, which the studies must find.
-
-None of it is reachable from the product: a planted bug is a file system, a store or an integrity check that a study builds for itself.
-"""
+"""Bugs planted into the checkpoint protocol, one per entry, which the studies must find."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STAGE_PREFIX, TRAIN
+from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STAGE_PREFIX, STEP_NAME, TRAIN
 from ecrl_cli.checkpoint.store.atomic_install import Points
 from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.checkpoint.store.store import StoreConfig
 from ecrl_cli.storage.fs import Fs
-from ecrl_cli.studies.mutants.fs import ForgetsTheNewName, MakeFs, forgets_files, forgets_folders
-from ecrl_cli.studies.mutants.integrity import Look, blind_at, names_only, sizes_only
+from ecrl_cli.storage.fs_wrapper import FsWrapper
 from ecrl_cli.studies.mutants.store import (
     AcknowledgesBeforeTheRename,
     AcknowledgesBeforeTheSync,
     CommitsBeforeTheParts,
+    Look,
     OverwritesInPlace,
     PlantedStore,
     RenamesBeforeTheManifest,
@@ -28,7 +26,59 @@ from ecrl_cli.studies.mutants.store import (
     SweepsWhatIsOld,
     TrustsThePointer,
     UnlinksThePartsFirst,
+    blind_at,
+    names_only,
+    sizes_only,
 )
+
+
+class RootedFs(FsWrapper):
+    """Base of file systems that change a few calls. `root`: the checkpoints folder of the store on it."""
+
+    def __init__(self, fs: Fs, root: Path) -> None:
+        super().__init__(fs)
+        self.root = root
+
+
+MakeFs = Callable[[Fs, Path], Fs]
+
+
+def forgets_files(forgotten: Callable[[str], bool]) -> MakeFs:
+    """`fsync` does nothing for a file in or beside a stage whose name is `forgotten`."""
+
+    class Forgetful(RootedFs):
+        def fsync(self, fd: int) -> None:
+            if not forgotten(self.open_files[fd].name):
+                super().fsync(fd)
+
+    return Forgetful
+
+
+def forgets_folders(forgotten: Callable[[Path, Path], bool]) -> MakeFs:
+    """`fsyncdir` does nothing for a folder that is `forgotten(folder, checkpoints)`."""
+
+    class Forgetful(RootedFs):
+        def fsyncdir(self, path: Path) -> None:
+            if not forgotten(path, self.root):
+                super().fsyncdir(path)
+
+    return Forgetful
+
+
+class ForgetsTheNewName(RootedFs):
+    """The folder sync after a checkpoint's rename does nothing."""
+
+    armed = False
+
+    def rename(self, source: Path, target: Path, *, replace: bool) -> None:
+        super().rename(source, target, replace=replace)
+        self.armed = self.armed or (STEP_NAME.match(target.name) is not None and source.name.startswith(STAGE_PREFIX))
+
+    def fsyncdir(self, path: Path) -> None:
+        if self.armed and path == self.root:
+            self.armed = False
+        else:
+            super().fsyncdir(path)
 
 
 @dataclass(frozen=True)

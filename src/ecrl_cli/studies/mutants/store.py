@@ -1,4 +1,4 @@
-"""Planted bugs of the kind "order": stores that do the protocol's steps in a wrong order, or one of them wrongly."""
+"""Planted bugs of the kinds "order" and "guard": stores that do the protocol's steps wrongly, and integrity checks that leave something out."""
 
 from __future__ import annotations
 
@@ -6,21 +6,55 @@ import errno
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ecrl_cli.checkpoint.format.hashing import ImageHasher
 from ecrl_cli.checkpoint.format.image import CheckpointImage
-from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, MANIFEST, STAGE_PREFIX, TRASH_PREFIX
+from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, MANIFEST, MODEL, OPTIMIZER, RNG, STAGE_PREFIX, STEP_NAME, TRAIN, TRASH_PREFIX
 from ecrl_cli.checkpoint.store import catalog
-from ecrl_cli.checkpoint.store.atomic_install import CommitJob, GroupInstaller, SingleInstaller
+from ecrl_cli.checkpoint.store.atomic_install import CommitJob, GroupInstaller, SingleInstaller, sidecar_of
 from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, ResumeChoice
-from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport, verify_checkpoint
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Retired, Saved
 from ecrl_cli.errors import StorageError
-from ecrl_cli.storage.fs import FOLDER
+from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
 from ecrl_cli.storage.safe_read import open_regular, read_small
 from ecrl_cli.studies.mutants import override
-from ecrl_cli.studies.mutants.integrity import Look
+
+Look = Callable[[Path, IntegrityConfig | None, Fs | None], IntegrityReport]
+
+
+def blind_at(layer: str) -> Look:
+    """Whatever the integrity check would reject at `layer` passes, and later layers do not see it."""
+
+    def look(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
+        report = verify_checkpoint(path, config, fs)
+        return _passed(report) if report.layer == layer else report
+
+    return look
+
+
+def sizes_only(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
+    """Checks records, names and sizes only, not contents."""
+    return verify_checkpoint(path, replace(config or IntegrityConfig(), contents=False), fs)
+
+
+def names_only(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
+    """Checks names only: a checkpoint with all its files passes."""
+    fs, report = fs or PosixFs(), verify_checkpoint(path, config, fs)
+    try:
+        names = set(fs.listdir(path.parent if path.suffix else path))
+    except StorageError:
+        return report
+    due = {path.name, sidecar_of(path).name} if path.suffix else {COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN}
+    return _passed(report) if due <= names else replace(report, ok=False, layer="parts", reason="a file is missing")
+
+
+def _passed(report: IntegrityReport) -> IntegrityReport:
+    match = STEP_NAME.match(report.path.name)
+    step = report.global_step if report.global_step is not None or match is None else int(match[1])
+    return replace(report, ok=True, layer="", reason="", global_step=step)
 
 
 class PlantedStore(CheckpointStore):

@@ -19,7 +19,7 @@ from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs_wrapper import FsWrapper
 from ecrl_cli.studies.mutants import override
-from ecrl_cli.studies.writers import clocks, fencing, flaky_nfs, readers
+from ecrl_cli.studies.writers import clocks, fencing, flaky_nfs
 from ecrl_cli.studies.writers.store_fixture import PRODUCT, History, Kind
 
 
@@ -135,13 +135,13 @@ def _shown(bug: Planted, history: History, seed: int, folder: Path) -> Iterator[
     if arm == "clock":
         yield from _mtimes(bug, seed, folder)
         return
-    every = {"reader": lambda: readers.trials(history, seed, folder, 1), "remote": lambda: flaky_nfs.trials(history, seed, folder)}
+    every = {"reader": lambda: fencing.reader_trials(history, seed, folder, 1), "remote": lambda: flaky_nfs.trials(history, seed, folder)}
     folder.mkdir(exist_ok=True)
     trials = every.get(arm, lambda: fencing.trials(history, seed, folder))()
     inside = [trial.facts for trial in trials if bug.cell.items() <= trial.facts.items() and trial.facts.get("at", 0) >= 0]
     for facts in inside:
         if arm == "reader":
-            yield bool(readers.run(history, seed, folder / "t", facts, bug.kind)["misled"])
+            yield bool(fencing.run_reader(history, seed, folder / "t", facts, bug.kind)["misled"])
         elif arm == "remote":
             yield not flaky_nfs.sound(flaky_nfs.run(history, seed, folder / "t", facts, bug.kind))
         else:

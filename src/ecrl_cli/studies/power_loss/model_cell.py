@@ -15,9 +15,8 @@ from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoi
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.storage.memory_fs import Folder, Link, Tree
-from ecrl_cli.studies.power_loss.model_disk import MARK, Disk
+from ecrl_cli.studies.power_loss.model_disk import MARK, Disk, Forest
 from ecrl_cli.studies.power_loss.model_invariants import RecoveryOracle, outcome
-from ecrl_cli.studies.power_loss.tree_store import Forest
 from ecrl_cli.studies.power_loss.workloads import ROOT, Bench
 
 OUTCOMES = ("new", "previous", "lost_ack", "lost_all", "detected", "empty_ok", "silent_wrong", "untyped", "hung")

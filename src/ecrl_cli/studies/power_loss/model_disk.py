@@ -1,26 +1,55 @@
-"""Models which states of a disk a power loss may leave after each call, under three fault models.
-
-P  the process dies, the machine does not: every call so far has its effect.
-
-O  names survive as a prefix of the calls, at least up to the last sync of anything; unsynced bytes may be anything.
-
-X  what POSIX promises and no more: any subset of the changes to a folder since its last sync; `fsync` of a file makes its bytes durable and not
-its name; `close` nothing; a rename has its whole effect or none.
-
-Unsynced bytes: all of them, none, cut at each block or at the last sector, the size with zeros in one block or in all.
-"""
+"""Models which states of a disk a power loss may leave after each call, under three fault models."""
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 from math import prod
+from typing import Any
 
-from ecrl_cli.storage.memory_fs import ROOT, File, FsOp, Link, Node
-from ecrl_cli.studies.power_loss.tree_store import Forest, Names
+from ecrl_cli.storage.memory_fs import ROOT, File, FsOp, Link, Node, Tree
+
+Names = tuple[tuple[str, int], ...]  # sorted by name
+
+
+class Forest:
+    """`bytes`, `Link` or `Names` by number, each stored once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._things: list[bytes | Link | Names] = []
+
+    def number(self, thing: bytes | Link | Names) -> int:
+        found = self._numbers.get(thing)
+        if found is None:
+            found = self._numbers[thing] = len(self._things)
+            self._things.append(thing)
+        return found
+
+    def __getitem__(self, number: int) -> bytes | Link | Names:
+        return self._things[number]
+
+    def names(self, number: int) -> Names:
+        """The entries of folder `number`; empty if it is not a folder."""
+        thing = self._things[number]
+        return thing if isinstance(thing, tuple) else ()
+
+    def child(self, number: int, name: str) -> int | None:
+        return next((below for entry, below in self.names(number) if entry == name), None)
+
+    def tree(self, number: int) -> Tree:
+        """The tree in the form that ModelFs takes."""
+        thing = self._things[number]
+        return {name: self.tree(below) for name, below in thing} if isinstance(thing, tuple) else thing
+
+    def plant(self, tree: Tree) -> int:
+        if isinstance(tree, Mapping):
+            return self.number(tuple(sorted((name, self.plant(below)) for name, below in tree.items())))
+        return self.number(tree)
+
 
 MODELS = ("P", "O", "X")
 BLOCK, SECTOR = 4096, 512

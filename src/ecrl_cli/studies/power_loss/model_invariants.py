@@ -18,8 +18,8 @@ from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.memory_fs import ModelFs
-from ecrl_cli.studies.mutants.integrity import Look
-from ecrl_cli.studies.power_loss.tree_store import Forest, Names
+from ecrl_cli.studies.mutants.store import Look
+from ecrl_cli.studies.power_loss.model_disk import Forest, Names
 from ecrl_cli.studies.power_loss.workloads import ROOT, RUN, image_of
 
 _CALLS = 20_000  # of one recovery; a correct one makes about a hundred

@@ -43,8 +43,7 @@ def _real_findings(results: Results) -> Findings:
     records = results.of(*REAL)
     if not records:
         return Findings()
-    from ecrl_cli.studies.power_loss.real_findings import real_findings
-    from ecrl_cli.studies.power_loss.real_gates import not_kinder
+    from ecrl_cli.studies.power_loss.real_findings import not_kinder, real_findings
 
     found, classes = real_findings(records, results.keys.real_window_s), model_classes(results.records)
     compared = (not_kinder(classes, records),) if classes else ()

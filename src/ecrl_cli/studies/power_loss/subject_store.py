@@ -15,7 +15,7 @@ from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.storage.fs import PosixFs
-from ecrl_cli.studies.frame.write_modes import write_mode
+from ecrl_cli.studies.frame.store_fixture import write_mode
 
 Acknowledge = Callable[[int], None]
 Mark = Callable[[str], None]

@@ -1,7 +1,4 @@
-"""The workloads that are interrupted at every moment: the store's operations, and what was acknowledged by then.
-
-Starts and acknowledgements are noted outside the file system.
-"""
+"""The workloads that are interrupted at every moment, by the store and by the published protocol, and what was acknowledged by then."""
 
 from __future__ import annotations
 
@@ -13,15 +10,18 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from ecrl_cli.checkpoint.format.hashing import ImageHasher
 from ecrl_cli.checkpoint.format.image import CheckpointImage
-from ecrl_cli.checkpoint.format.names import COMMIT, MODEL, RNG, STAGE_PREFIX, TRASH_PREFIX, step_name
+from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, RNG, STAGE_PREFIX, TRASH_PREFIX, step_name
+from ecrl_cli.checkpoint.store.atomic_install import CommitJob
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
+from ecrl_cli.storage.fs import Buffer
 from ecrl_cli.storage.memory_fs import ModelFs
-from ecrl_cli.studies.frame.write_modes import write_mode
-from ecrl_cli.studies.power_loss.model_disk import Disk
-from ecrl_cli.studies.power_loss.tree_store import Forest
+from ecrl_cli.storage.writing import replace_small, write_new
+from ecrl_cli.studies.frame.store_fixture import write_mode
+from ecrl_cli.studies.power_loss.model_disk import Disk, Forest
 
 RUN = Path("/run")
 ROOT = RUN / "checkpoints"
@@ -206,3 +206,30 @@ def played(workload: str, bench: Bench) -> Bench:
 def _claimed(bench: Bench) -> None:
     bench.store.claim(0)
     bench.opened(bench.tree())
+
+
+class PublishedStore(CheckpointStore):
+    def save(self, image: CheckpointImage, attempt: int) -> Saved:
+        work = CommitJob(self.fs, self.root, self.config.mode, self.points, self._pool, image, attempt, None)
+        folder = self.root / step_name(image.stamp.global_step)
+        self.fs.mkdir(folder)
+        for part in image.parts:
+            self._install(folder / part.name, work.memory_of(part.name))
+        for name, data in image.documents.items():
+            self._install(folder / name, data)
+        manifest, commit = work.records(ImageHasher(image, self._pool).entries())
+        self._install(folder / MANIFEST, manifest)
+        self._install(folder / COMMIT, commit)
+        assert work.commit is not None
+        return Saved(folder, work.commit.self_sha256, image.nbytes, 0.0, 0.0)
+
+    def _install(self, path: Path, data: Buffer) -> None:
+        if not self.config.mode.atomic:
+            write_new(self.fs, path, data, self.config.mode)
+            return
+        replace_small(self.fs, path, bytes(data), self.config.mode)
+        self._sync(path.parent)
+
+
+def published(fs: ModelFs, config: StoreConfig) -> CheckpointStore:
+    return PublishedStore(ROOT, config, fs)

@@ -13,20 +13,17 @@ from typing import cast
 from ecrl_cli.checkpoint.format.names import LATEST, STEP_NAME
 from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, entries
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
-from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
-from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.store.synthetic import RUN_ID
+from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.errors import StorageError
 from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.fault_injecting_fs import FaultyFs
 from ecrl_cli.storage.memory_fs import File, FsOp, ModelFs
-from ecrl_cli.studies.crash_points.crashing_fs import CrashingFs
-from ecrl_cli.studies.frame.write_modes import write_mode
+from ecrl_cli.studies.frame.store_fixture import store_config
+from ecrl_cli.studies.frame.watched_fs import CrashingFs
 from ecrl_cli.studies.mutants.registry import Planted
-from ecrl_cli.studies.power_loss.model_disk import Disk
-from ecrl_cli.studies.power_loss.tree_store import Forest
+from ecrl_cli.studies.power_loss.model_disk import Disk, Forest
 from ecrl_cli.studies.store_soak.model import KEEP, Content
 
 RUN = Path("/run")
@@ -45,7 +42,7 @@ class MortalFs(CrashingFs):
 
     def __init__(self, disk: ModelFs, rng: random.Random) -> None:
         self.faulty = FaultyFs(disk, CALLS)
-        super().__init__(ROOT, -1, self.faulty)
+        super().__init__(-1, self.faulty)
         self.event: Callable[[], None] = self.die
         self.dead, self._rng = False, rng
 
@@ -61,7 +58,7 @@ class MortalFs(CrashingFs):
     def _some_time(self, found: os.stat_result) -> os.stat_result:
         return os.stat_result((*found[:7], *(self._rng.randrange(1 << 32) for _ in range(3))))
 
-    def _come(self, call: str, path: Path) -> None:
+    def come(self, call: str, path: Path) -> None:
         if not self.dead and self.armed:
             self.calls.append(call)
             if len(self.calls) - 1 == self.last:
@@ -106,7 +103,7 @@ class Machine:
     """The disk, and the creation of processes on it."""
 
     def __init__(self, mode: str, planted: Planted | None, rng: random.Random) -> None:
-        self._config = StoreConfig(write_mode(mode), keep=KEEP, integrity=IntegrityConfig(run_id=RUN_ID))
+        self._config = store_config(mode, KEEP)
         self._planted, self._rng, self._stores = planted, rng, list[CheckpointStore]()
         self._begin({})
 

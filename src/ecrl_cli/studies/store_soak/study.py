@@ -18,8 +18,8 @@ from ecrl_cli.studies.frame.result import Column, Table, upper_bound
 from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, planted
 from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, count, fact, found, mutants_table, size, total, value, yes
 from ecrl_cli.studies.mutants.registry import PLANTED
+from ecrl_cli.studies.store_soak.model_run import Cell, play, shortest
 from ecrl_cli.studies.store_soak.operations import SHARES, Op, encoded, program, unrivalled
-from ecrl_cli.studies.store_soak.program import Cell, play, shortest
 
 PROGRAMS = 100  # maximum programs run to find a planted bug
 ENOUGH = 20  # minimum occurrences of every operation and event, in a study of a thousand operations or more

@@ -20,7 +20,7 @@ from ecrl_cli.data.loading import BatchLoader, describe
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.models import build as build_model
 from ecrl_cli.records.survivor_records import SURVIVORS
-from ecrl_cli.studies.training.live_history import AttemptHistory, Story, contributors
+from ecrl_cli.studies.training.live_invariants import AttemptHistory, Story, contributors
 from ecrl_cli.training.optimization import build_optimizer, build_scheduler
 from ecrl_cli.training.seeding import seed_rank
 from ecrl_cli.training.session import make_deterministic

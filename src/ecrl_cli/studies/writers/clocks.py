@@ -1,12 +1,14 @@
-"""The same history under wrong clocks and scrambled mtimes: what is kept, chosen and named must not change."""
+"""Wrong clocks and scrambled mtimes: the same history under them, and a look at the source; what is kept, chosen and named must not change."""
 
 from __future__ import annotations
 
+import ast
 import os
 import random
 import re
 import time
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,8 +20,46 @@ from ecrl_cli.linux import clock
 from ecrl_cli.records.events import Attempt, CheckpointLine
 from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.studies.writers.store_fixture import Unsynced, config, image
+from ecrl_cli.studies.frame.store_fixture import store_config
+from ecrl_cli.studies.frame.watched_fs import Unsynced
+from ecrl_cli.studies.writers.store_fixture import payload
 from ecrl_cli.supervision.resume import choose
+
+DECIDES = (
+    *(f"ecrl_cli.checkpoint.store.{name}" for name in ("catalog", "store", "atomic_install", "integrity", "fencing", "save_and_log")),
+    *(f"ecrl_cli.supervision.attempts.{name}" for name in ("restart_policy", "checkpoint_reconciliation", "supervisor_record")),
+    *(f"ecrl_cli.{name}" for name in ("checkpoint.format.manifest", "supervision.resume", "history.lineage")),
+    *("ecrl_cli.failures.plan", "ecrl_cli.failures.fault_log", "ecrl_cli.recovery"),
+)
+_NEVER = {"getmtime", "getctime", "getatime", "utcnow", "now", "today"} | {f"st_{kind}time{unit}" for kind in "mca" for unit in ("", "_ns")}
+_CLOCKS = {"wall", "monotonic", "time", "time_ns", "clock_gettime"}
+_DECIDES = (ast.Compare, ast.BoolOp)
+
+
+def offences(source: str) -> list[str]:
+    """Places where `source` reads a file's times, or uses a clock value in a comparison or a condition."""
+    tree, found = ast.parse(source), []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in _NEVER:
+            found.append(f"line {node.lineno}: {node.attr}")
+        tested = node.test if isinstance(node, ast.If | ast.While | ast.IfExp) else node if isinstance(node, _DECIDES) else None
+        for part in ast.walk(tested) if tested is not None else ():
+            if isinstance(part, ast.Call) and _name(part.func) in _CLOCKS:
+                found.append(f"line {part.lineno}: {_name(part.func)}() decides")
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and (node.value.id, node.attr) == ("time", "time"):
+            found.append(f"line {node.lineno}: time.time")
+    return sorted(set(found))
+
+
+def source_of(module: str) -> str:
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).read_text(encoding="utf-8")
+
+
+def _name(func: ast.expr) -> str:
+    return func.id if isinstance(func, ast.Name) else func.attr if isinstance(func, ast.Attribute) else ""
+
 
 HOUR, TEN_YEARS = 3600.0, 10 * 365.25 * 86400
 JUMPS = ("back an hour", "ten years on", "stuck", "to and fro")
@@ -54,15 +94,16 @@ def story(folder: Path, seed: int, layout: str, jump: str, rng: random.Random, s
     """Five saves with retention, damage to the newest, and a recovery: returns every decision taken."""
     run = RunLayout(folder)
     folder.mkdir()
-    with patch.object(clock, "time", LyingTime(jump, rng)), closing(store_kind(run.checkpoints, config("atomic_dirsync"), Unsynced())) as store:
+    with patch.object(clock, "time", LyingTime(jump, rng)), closing(store_kind(run.checkpoints, store_config("atomic_dirsync"), Unsynced())) as store:
         store.claim(0)
         journal = Journal(run.attempt(0).checkpoints)
         log = CheckpointLog(journal, run, 0)
         kept = []
         for step in STEPS:
             log.write("submitted", step)
-            save_and_record(store, image(seed, step, layout), 0, log)
-            _scramble(run.checkpoints, rng if jump else None)
+            save_and_record(store, payload(seed).image(layout, step), 0, log)
+            if jump:
+                _scramble(run.checkpoints, rng)
             kept.append([entry.global_step for entry in store.entries()])
         journal.close()
         _damage(store.entries()[0].path)
@@ -77,9 +118,8 @@ def story(folder: Path, seed: int, layout: str, jump: str, rng: random.Random, s
     }
 
 
-def _scramble(folder: Path, rng: random.Random | None) -> None:
-    for path in sorted(folder.rglob("*")) if rng else ():
-        assert rng is not None
+def _scramble(folder: Path, rng: random.Random) -> None:
+    for path in sorted(folder.rglob("*")):
         when = rng.uniform(0, 4e9)
         os.utime(path, (when, when), follow_symlinks=False)
 

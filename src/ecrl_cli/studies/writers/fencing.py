@@ -1,21 +1,24 @@
-"""An old writer is suspended between two calls of its save; a newer attempt claims the store, recovers and commits; the old one continues.
+"""Other processes at a store, at every call: a newer attempt that claims and commits while an old writer stands still; a reader while one saves.
 
-`fence`: the newer one claims, as a supervisor's next attempt does. `publish`: both belong to one attempt and neither claims: only the name that
-both want protects them.
-"""
+`fence`: the newer writer claims, as a supervisor's next attempt does. `publish`: both belong to one attempt and neither claims: only the name that
+both want protects them. `reader`: it looks for the newest checkpoint while a writer saves and retires: neither blocks nor misleads the other."""
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ecrl_cli.checkpoint.format.manifest import Components
+from ecrl_cli.checkpoint.store.catalog import entry_of
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved
 from ecrl_cli.config.schema import LAYOUTS, WRITE_MODES
 from ecrl_cli.errors import CheckpointConflict, EcrlError, Fenced
 from ecrl_cli.studies.frame.study import Trial
-from ecrl_cli.studies.writers.store_fixture import FIRST, LATER, OLD, PRODUCT, Ack, History, InterleavingFs, Kind, Unsynced, content, image, judge
+from ecrl_cli.studies.frame.watched_fs import InterleavingFs, Unsynced
+from ecrl_cli.studies.writers.store_fixture import FIRST, LATER, OLD, PRODUCT, Ack, History, Kind, judge, payload
 
 # What the newer writer does: only claims; saves the same state at the old one's step; another state there; a later step.
 FENCE, PUBLISH = ("claim", "same", "other", "later"), ("same", "other")
@@ -42,7 +45,7 @@ def calls_of(history: History, seed: int, scratch: Path, mode: str, layout: str)
     """The calls of an undisturbed save, pointers and retention included."""
     watched = InterleavingFs(Unsynced())
     with history.copied(layout, scratch / "watched") as root, closing(PRODUCT.open(root, mode, watched)) as store:
-        one = image(seed, OLD, layout)
+        one = payload(seed).image(layout, OLD)
         store.update_pointers_and_retire(store.save(one, 0), one)
     return tuple(watched.calls)
 
@@ -99,7 +102,7 @@ class _Meeting:
                 self._save("newer", store, 1 if self.fenced else 0, self.seed + (deed == "other"), LATER if deed == "later" else OLD)
 
     def _save(self, who: str, store: CheckpointStore, attempt: int, seed: int, step: int) -> None:
-        one = image(seed, step, self.facts["layout"])
+        one = payload(seed).image(self.facts["layout"], step)
         self.steps[who] = (seed, step)
         try:
             self.saved[who] = saved = store.save(one, attempt)
@@ -122,14 +125,15 @@ class _Meeting:
         return sha != self.seen and (newer is None or sha != newer.commit_sha256)
 
     def acks(self) -> list[Ack]:
-        made = [Ack(FIRST, "", content(self.seed, FIRST, self.facts["layout"]))]
-        return made + [
-            Ack(self.steps[who][1], saved.commit_sha256, content(*self.steps[who], self.facts["layout"])) for who, saved in self.saved.items()
-        ]
+        first = Ack(FIRST, "", self._content(self.seed, FIRST))
+        return [first, *(Ack(self.steps[who][1], saved.commit_sha256, self._content(*self.steps[who])) for who, saved in self.saved.items())]
 
-    def known(self) -> list[tuple[int, Any]]:
+    def known(self) -> list[tuple[int, Components]]:
         tried = [(self.seed, FIRST), *self.steps.values()]
-        return [(step, content(seed, step, self.facts["layout"])) for seed, step in tried]
+        return [(step, self._content(seed, step)) for seed, step in tried]
+
+    def _content(self, seed: int, step: int) -> Components:
+        return payload(seed).content(self.facts["layout"], step)
 
 
 def sound(found: dict[str, Any], facts: dict[str, Any]) -> bool:
@@ -139,6 +143,69 @@ def sound(found: dict[str, Any], facts: dict[str, Any]) -> bool:
     return typed and found["outcome"] == "new" and not found["zombie"] and not both
 
 
-def unexplained(found: dict[str, Any]) -> bool:
-    """Whether the old writer ended with an error that is neither Fenced nor CheckpointConflict."""
-    return str(found["old"]).startswith("refused")
+READER_MODE, BURSTS = "atomic_dirsync", (1, 3)  # three saves retire everything the reader has listed
+
+
+def reader_trials(history: History, seed: int, scratch: Path, saves: int) -> list[Trial]:
+    """One trial per call of a read at which the writer saves once or three times, and one writer of `saves` checkpoints in parallel with a reader,
+    per layout."""
+    found = []
+    for layout in LAYOUTS:
+        watched = InterleavingFs(Unsynced())
+        with history.copied(layout, scratch / "watched") as root, closing(PRODUCT.open(root, READER_MODE, watched)) as store:
+            store.newest_valid()
+        for burst in BURSTS:
+            facts = {"arm": "reader", "layout": layout, "saves": burst}
+            found += [Trial(f"reader/{layout}/{burst}/{at:03d}", facts | {"at": at}) for at, _ in points(tuple(watched.calls))]
+        found.append(Trial(f"reader/{layout}/beside", {"arm": "reader", "layout": layout, "saves": saves, "at": -1}))
+    return found
+
+
+def run_reader(history: History, seed: int, folder: Path, facts: dict[str, Any], kind: Kind = PRODUCT) -> dict[str, Any]:
+    with history.copied(facts["layout"], folder) as root:
+        writer = _Writer(root, seed, facts["layout"])
+        if facts["at"] < 0:
+            return _beside(root, writer, facts["saves"], kind)
+        watched = InterleavingFs(Unsynced(), facts["at"], lambda: writer.save(facts["saves"]))
+        return {"looks": 1, "misled": _look(root, kind, watched, writer)}
+
+
+class _Writer:
+    def __init__(self, root: Path, seed: int, layout: str) -> None:
+        self._root, self._seed, self._layout, self.acked = root, seed, layout, FIRST
+
+    def save(self, count: int) -> None:
+        with closing(PRODUCT.open(self._root, READER_MODE)) as store:
+            for step in range(self.acked + 1, self.acked + 1 + count):
+                one = payload(self._seed).image(self._layout, step)
+                store.update_pointers_and_retire(store.save(one, 0), one)
+                self.acked = step
+
+
+def _look(root: Path, kind: Kind, watched: InterleavingFs, writer: _Writer) -> str:
+    """How the reader was misled: by an exception, a rejection, or a checkpoint older than the acknowledged one; empty if not.
+
+    A single file whose sidecar is not yet there may be rejected: it does not count yet.
+    """
+    before = writer.acked
+    try:
+        with closing(kind.open(root, READER_MODE, watched)) as reader:
+            choice = reader.newest_valid()
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:80]}"
+    if choice.report is None:
+        return "found nothing"
+    if choice.rejected and entry_of(root / Path(choice.rejected[0].path).name).global_step <= before:
+        return f"refused {choice.rejected[0].path}: {choice.rejected[0].reason[:60]}"
+    return "" if (choice.report.global_step or 0) >= before else f"step {choice.report.global_step}, {before} was acknowledged"
+
+
+def _beside(root: Path, writer: _Writer, saves: int, kind: Kind) -> dict[str, Any]:
+    """Read as often as possible while a thread saves."""
+    thread, looks, misled = threading.Thread(target=writer.save, args=(saves,)), 0, ""
+    thread.start()
+    while thread.is_alive() and not misled:
+        misled = _look(root, kind, InterleavingFs(Unsynced()), writer)
+        looks += 1
+    thread.join()
+    return {"looks": looks, "misled": misled or ("" if writer.acked == FIRST + saves else f"the writer came to {writer.acked}")}

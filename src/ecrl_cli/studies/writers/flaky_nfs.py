@@ -14,7 +14,8 @@ from ecrl_cli.errors import EcrlError, StorageError
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.fs_wrapper import FsWrapper
 from ecrl_cli.studies.frame.study import Trial
-from ecrl_cli.studies.writers.store_fixture import FIRST, LATER, OLD, PRODUCT, Ack, History, Kind, Unsynced, content, image, judge
+from ecrl_cli.studies.frame.watched_fs import Unsynced
+from ecrl_cli.studies.writers.store_fixture import FIRST, LATER, OLD, PRODUCT, Ack, History, Kind, judge, payload
 
 T = TypeVar("T")
 LOOKUPS = ("open", "open_at", "stat", "listdir")
@@ -64,7 +65,7 @@ def run(history: History, seed: int, folder: Path, facts: dict[str, Any], kind: 
     with history.copied(facts["layout"], folder) as root:
         remote = FlakyNfs(Unsynced(), facts["fault"], facts["at"])
         said, acks = _act(root, seed, facts["layout"], facts["phase"], remote, kind)
-        known = [(step, content(seed, step, facts["layout"])) for step in (FIRST, OLD)]
+        known = [(step, payload(seed).content(facts["layout"], step)) for step in (FIRST, OLD)]
         outcome = said if said in ("lost_ack", "lost_all", "silent_wrong", "untyped") else judge(root, MODE, acks, known)
         return {"said": said, "outcome": outcome, "next": _next_save(root, seed, facts["layout"])}
 
@@ -75,13 +76,13 @@ def sound(found: dict[str, Any]) -> bool:
 
 def _act(root: Path, seed: int, layout: str, phase: str, fs: Fs, kind: Kind) -> tuple[str, list[Ack]]:
     """Save OLD, then, in the phase `recovery`, recover in a later attempt; only the named phase goes through `fs`."""
-    acks = [Ack(FIRST, "", content(seed, FIRST, layout))]
+    acks = [Ack(FIRST, "", payload(seed).content(layout, FIRST))]
     saving = fs if phase == "save" else Unsynced()
     try:
         with closing(kind.open(root, MODE, saving)) as store:
-            one = image(seed, OLD, layout)
+            one = payload(seed).image(layout, OLD)
             saved = store.save(one, 0)
-            acks.append(Ack(OLD, saved.commit_sha256, content(seed, OLD, layout)))
+            acks.append(Ack(OLD, saved.commit_sha256, payload(seed).content(layout, OLD)))
             store.update_pointers_and_retire(saved, one)
         return (_recover(root, fs, kind, acks[-1]) if phase == "recovery" else "saved"), acks
     except EcrlError as error:
@@ -109,7 +110,7 @@ def _next_save(root: Path, seed: int, layout: str) -> str:
             for rejected in store.newest_valid().rejected:
                 store.quarantine(root.parent / rejected.path)
             for step in (OLD, LATER):
-                store.save(image(seed, step, layout), 2)
+                store.save(payload(seed).image(layout, step), 2)
     except EcrlError as error:
         return f"refused: {error.key}"
     return "saved"

@@ -1,17 +1,25 @@
-"""Two supervisors start on one run directory at the same instant: one gets the lock, the other is told the owner, and a death releases it."""
+"""Two supervisors start on one run directory at the same instant: one gets the lock, the other is told the owner, and a death releases it.
+
+`python -m ecrl_cli.studies.writers.races GATE` is one of the two. It gets lines of JSON. `race`: wait until the gate shows `round`, then try to
+lock; `try`: at once; `note`: record which attempt runs; `release`: release the lock.
+"""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import mmap
+import os
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from ecrl_cli.errors import RunHeld
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.studies.frame.child import JsonProgram, say, serve
 from ecrl_cli.supervision.launch.child_environment import child_environment
+from ecrl_cli.supervision.run_lock import RunLock, run_lock
 
 # Content that a predecessor may have left in the lock file.
 STALE = {
@@ -31,7 +39,7 @@ class Races:
 
     def __init__(self, scratch: Path) -> None:
         self._scratch, self._gate = scratch, scratch / "gate"
-        self._rivals: list[subprocess.Popen[str]] = []
+        self._rivals: list[JsonProgram] = []
         self._shown: mmap.mmap | None = None
 
     def run(self, number: int) -> dict[str, Any]:
@@ -48,49 +56,45 @@ class Races:
 
     def close(self) -> None:
         for rival in self._rivals:
-            rival.kill()
-            rival.communicate()
+            rival.close(kill=True)
         self._rivals = []
         if self._shown:
             self._shown.close()
 
-    def _race(self, rivals: list[subprocess.Popen[str]], root: Path, number: int) -> dict[str, Any]:
+    def _race(self, rivals: list[JsonProgram], root: Path, number: int) -> dict[str, Any]:
         assert self._shown is not None
         turn = 1 + number % 255
         self._shown[0] = 0
         for rival in rivals[:: 1 if number % 2 else -1]:
-            _tell(rival, {"do": "race", "round": turn, "root": str(root)})
-            _hear(rival)
+            rival.ask({"do": "race", "round": turn, "root": str(root)})  # it says that it is ready
         self._shown[0] = turn
-        results = [_hear(rival) for rival in rivals]
+        results = [rival.hear() for rival in rivals]
         winners = [rival for rival, result in zip(rivals, results, strict=True) if result["won"]]
         found = {"winners": len(winners), "codes": [result["code"] for result in results]}
         if len(winners) != 1:
             self.close()
             return found | {"names_holder": False, "names_attempt": False, "freed": False}
         winner, loser = winners[0], next(rival for rival in rivals if rival is not winners[0])
-        told = f"pid {winner.pid} on {socket.gethostname()}"
+        told = f"pid {winner.process.pid} on {socket.gethostname()}"
         names = all(told in result["said"] for result in results if not result["won"])
-        _ask(winner, {"do": "note", "attempt": ATTEMPT})
-        again = _ask(loser, {"do": "try", "root": str(root)})
+        winner.ask({"do": "note", "attempt": ATTEMPT})
+        again = loser.ask({"do": "try", "root": str(root)})
         if number % KILLED_EVERY == 0:
-            winner.kill()
-            winner.communicate()
+            winner.close(kill=True)
         else:
-            _ask(winner, {"do": "release"})
-        freed = _ask(loser, {"do": "try", "root": str(root)})["won"]
-        _ask(loser, {"do": "release"})
+            winner.ask({"do": "release"})
+        freed = loser.ask({"do": "try", "root": str(root)})["won"]
+        loser.ask({"do": "release"})
         return found | {"names_holder": names, "names_attempt": f"{told}, attempt {ATTEMPT}" in again["said"], "freed": freed}
 
-    def _both(self) -> list[subprocess.Popen[str]]:
+    def _both(self) -> list[JsonProgram]:
         if self._shown is None:
             self._gate.write_bytes(b"\0")
             with self._gate.open("r+b") as file:
                 self._shown = mmap.mmap(file.fileno(), 1)
-        self._rivals = [rival for rival in self._rivals if rival.poll() is None]
-        command = [sys.executable, "-m", "ecrl_cli.studies.writers.lock_contender", str(self._gate)]
+        self._rivals = [rival for rival in self._rivals if rival.process.poll() is None]
         while len(self._rivals) < 2:
-            self._rivals.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment(None, 1)))
+            self._rivals.append(JsonProgram("ecrl_cli.studies.writers.races", str(self._gate), env=child_environment(None, 1)))
         return self._rivals
 
 
@@ -104,18 +108,36 @@ def sound(found: dict[str, Any]) -> bool:
     return bool(found["winners"] == 1 and sorted(found["codes"]) == [0, 8] and told and found["freed"])
 
 
-def _tell(rival: subprocess.Popen[str], order: dict[str, Any]) -> None:
-    assert rival.stdin is not None
-    rival.stdin.write(json.dumps(order) + "\n")
-    rival.stdin.flush()
+class Contestant:
+    def __init__(self, gate: Path) -> None:
+        with gate.open("rb") as file:
+            self._gate = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
+        self._stack = contextlib.ExitStack()
+        self._lock: RunLock | None = None
+
+    def answer(self, order: dict[str, Any]) -> dict[str, Any]:
+        if order["do"] == "race":
+            say({"ready": True})
+            while self._gate[0] != order["round"]:
+                os.sched_yield()
+        if order["do"] in ("race", "try"):
+            return self._try(Path(order["root"]))
+        if order["do"] == "note":
+            assert self._lock is not None
+            self._lock.note(order["attempt"])
+        else:
+            self._stack.close()
+        return {"done": True}
+
+    def _try(self, root: Path) -> dict[str, Any]:
+        try:
+            self._lock = self._stack.enter_context(run_lock(RunLayout(root)))
+        except RunHeld as error:
+            return {"won": False, "code": error.exit_code, "said": error.line()}
+        except Exception as error:
+            return {"won": False, "code": 1, "said": f"untyped: {type(error).__name__}"}
+        return {"won": True, "code": 0, "said": ""}
 
 
-def _hear(rival: subprocess.Popen[str]) -> dict[str, Any]:
-    assert rival.stdout is not None
-    said: dict[str, Any] = json.loads(rival.stdout.readline())
-    return said
-
-
-def _ask(rival: subprocess.Popen[str], order: dict[str, Any]) -> dict[str, Any]:
-    _tell(rival, order)
-    return _hear(rival)
+if __name__ == "__main__":
+    serve(Contestant(Path(sys.argv[1])).answer)

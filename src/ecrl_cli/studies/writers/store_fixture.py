@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
-from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.manifest import Components, components
-from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
-from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
-from ecrl_cli.storage.fs import Fs, PosixFs
-from ecrl_cli.storage.fs_wrapper import FsWrapper
-from ecrl_cli.studies.frame.write_modes import write_mode
+from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.storage.fs import Fs
+from ecrl_cli.studies.frame.store_fixture import Payload, store_config
+from ecrl_cli.studies.frame.watched_fs import Unsynced
 
 FIRST, OLD, LATER = 10, 20, 30  # steps: the history's, the one that the old writer saves, a later one
-MODEL_BYTES, OPTIMIZER_BYTES = 4096, 2048
-T = TypeVar("T")
 Wrap = Callable[[Fs], Fs]
-
-
-class Unsynced(PosixFs):
-    """The real file system without syncs: there is no power loss here, and the order of the other calls is unchanged."""
-
-    def fsync(self, fd: int) -> None:
-        """Nothing is lost."""
-
-    def fsyncdir(self, path: Path) -> None:
-        """Nothing is lost."""
 
 
 @dataclass(frozen=True)
@@ -44,24 +26,14 @@ class Kind:
     wrap: Wrap = lambda fs: fs
 
     def open(self, root: Path, mode: str, fs: Fs | None = None) -> CheckpointStore:
-        return self.store(root, config(mode), self.wrap(fs or Unsynced()))
+        return self.store(root, store_config(mode), self.wrap(fs or Unsynced()))
 
 
 PRODUCT = Kind()
 
 
-def config(mode: str) -> StoreConfig:
-    return StoreConfig(mode=write_mode(mode), keep=2, integrity=IntegrityConfig(run_id=RUN_ID))
-
-
-@cache
-def image(seed: int, step: int, layout: str) -> CheckpointImage:
-    return synthetic_image(seed, step, synthetic_plan(MODEL_BYTES, OPTIMIZER_BYTES, single=layout == "single"))
-
-
-@cache
-def content(seed: int, step: int, layout: str) -> Components:
-    return image_components(image(seed, step, layout))
+def payload(seed: int) -> Payload:
+    return Payload(seed, 4096, 2048)
 
 
 class History:
@@ -86,28 +58,11 @@ class History:
         folder = self._folder / layout
         if not folder.exists():
             folder.mkdir(parents=True)
-            with closing(CheckpointStore(folder / "checkpoints", config("atomic_dirsync"))) as store:
+            with closing(CheckpointStore(folder / "checkpoints", store_config("atomic_dirsync"))) as store:
                 store.claim(0)
-                first = image(self._seed, FIRST, layout)
+                first = payload(self._seed).image(layout, FIRST)
                 store.update_pointers_and_retire(store.save(first, 0), first)
         return folder
-
-
-class InterleavingFs(FsWrapper):
-    """Lets `act` run once, before the call numbered `at`. `calls`: the names of those made so far."""
-
-    def __init__(self, fs: Fs, at: int = -1, act: Callable[[], None] = lambda: None) -> None:
-        super().__init__(fs)
-        self._at, self._act, self._lock = at, act, threading.Lock()
-        self.calls: list[str] = []
-
-    def around(self, call: str, path: Path, act: Callable[[], T]) -> T:
-        with self._lock:
-            number = len(self.calls)
-            self.calls.append(call)
-        if number == self._at:
-            self._act()
-        return act()
 
 
 @dataclass(frozen=True)
@@ -121,7 +76,7 @@ class Ack:
 
 def judge(root: Path, mode: str, acks: list[Ack], known: list[tuple[int, Components]]) -> str:
     """The outcome class: what recovery finds in `root` against the acknowledged saves. `known`: every state that any writer tried to save."""
-    with closing(CheckpointStore(root, config(mode))) as store:
+    with closing(CheckpointStore(root, store_config(mode))) as store:
         choice = store.newest_valid()
         newest = max(ack.step for ack in acks)
         if choice.report is None or choice.report.manifest is None:

@@ -14,7 +14,7 @@ from ecrl_cli.studies.frame.result import upper_bound
 from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, planted
 from ecrl_cli.studies.frame.tables import Cells, TableSpec, count, fact, found, mutants_table, proportion, size, value
 from ecrl_cli.studies.mutants import writers
-from ecrl_cli.studies.writers import clock_lint, clocks, fencing, flaky_nfs, readers
+from ecrl_cli.studies.writers import clocks, fencing, flaky_nfs
 from ecrl_cli.studies.writers import races as racing
 from ecrl_cli.studies.writers.store_fixture import History
 
@@ -77,13 +77,13 @@ _ARMS = (
     ),
     Arm(
         "reader",
-        lambda context: readers.trials(context.shared(_history), context.seed, context.scratch, context.keys.saves),
-        partial(_on_history, readers.run),
+        lambda context: fencing.reader_trials(context.shared(_history), context.seed, context.scratch, context.keys.saves),
+        partial(_on_history, fencing.run_reader),
     ),
     Arm(
         "source",
-        lambda context: [Trial(f"source/{module}", {"arm": "source", "module": module}) for module in clock_lint.DECIDES],
-        lambda context, trial: {"offences": clock_lint.offences(clock_lint.source_of(trial.facts["module"]))},
+        lambda context: [Trial(f"source/{module}", {"arm": "source", "module": module}) for module in clocks.DECIDES],
+        lambda context, trial: {"offences": clocks.offences(clocks.source_of(trial.facts["module"]))},
     ),
     Arm(
         "planted",
@@ -103,11 +103,12 @@ def _kept(record: Record) -> bool:
 
 
 def _unexplained(record: Record) -> bool:
-    return fencing.unexplained(record.found)
+    """Whether the old writer ended with an error that is neither Fenced nor CheckpointConflict."""
+    return str(record.found["old"]).startswith("refused")
 
 
-def _late_writer(end: str, record: Record) -> bool:
-    return bool(record.found["old"] == end)
+def _late_writer(end: str) -> Callable[[Record], bool]:
+    return lambda record: bool(record.found["old"] == end)
 
 
 def _survived(record: Record) -> bool:
@@ -147,7 +148,7 @@ _TABLES = (
         by=(fact("arm", "arm"), fact("mode", "write mode"), fact("layout", "layout"), fact("newer", "the newer writer")),
         columns=(
             size("n", "interleavings"),
-            *(count(end, f"late writer: {end}", partial(_late_writer, end)) for end in ("saved", "fenced", "conflict")),
+            *(count(end, f"late writer: {end}", _late_writer(end)) for end in ("saved", "fenced", "conflict")),
             count("refused", "late writer: another error", _unexplained),
             count("bad", "lost, overwritten or untyped", lambda r: not _kept(r)),
         ),

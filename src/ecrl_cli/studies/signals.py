@@ -18,7 +18,7 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.studies import Signals
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.studies.fake_ranks.script import FakeRankScript
+from ecrl_cli.studies.fake_ranks.fake_rank import FakeRankScript
 from ecrl_cli.studies.fake_ranks.supervisor_harness import (
     TRIAL_S,
     Stage,
