@@ -122,7 +122,9 @@ def not_root() -> str:
 def nobody_cannot_read() -> str:
     if os.geteuid() != 0:
         return "this is not root already"
-    words = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", sys.executable, "-c", "import ecrl_cli, tests.conftest, torch"]
+    # In a process of its own: setpriv itself may start an interpreter that the other user cannot reach.
+    again = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import ecrl_cli, tests.conftest, torch'], check=True)"
+    words = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", sys.executable, "-c", again]
     ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     return "" if ended.returncode == 0 else f"another user cannot run this interpreter in this checkout ({ended.stderr.strip().splitlines()[-1]})"
 
