@@ -117,6 +117,16 @@ def optimizer_state(optimizers: Iterable[Any]) -> Tuple[str, int]:
     return of_named(found), count
 
 
+def watched(named: Dict[str, Any]) -> Dict[str, str]:
+    """Of each thing that the job watches by name, besides its model and its optimizer: what has a state_dict, else its tensors."""
+    found = {}
+    for name in sorted(named):
+        if name not in ("model", "optimizer"):
+            value = named[name]
+            found[name] = of_named(tensors_in(value.state_dict() if callable(getattr(value, "state_dict", None)) else value))
+    return found
+
+
 def settings(optimizers: Iterable[Any]) -> str:
     """Of what the groups hold besides parameters: lr, betas, weight decay, ..."""
     return of_named(

@@ -19,7 +19,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Set
 
 from ecrl import digests
 from ecrl.recording import MAX_IDS, Recording, current
-from ecrl.strikes import Strikes
+from ecrl.strikes import PlannedFailure, Strikes
 
 DIGESTS = "ECRL_DIGESTS"  # how often, in steps, parameters and optimizer state are digested; 0: never
 
@@ -55,6 +55,7 @@ class StepRecorder:
         self.began = time.monotonic()
         self.started = False
         self.scale: Optional[float] = None
+        self.digested = -1  # the step behind which the state was digested last
 
     # -- batches
 
@@ -82,7 +83,7 @@ class StepRecorder:
             self.consumed.append(consumed_from(queue, on_device(loss)))
             for loader in [key for key in self.queues if key != self.asked and len(self.queues[key]) > 1]:
                 del self.queues[loader]  # a validation loader: nothing of it is trained on
-        self.losses.append(loss)
+        self.losses.append(loss.detach() if hasattr(loss, "detach") else loss)  # the value alone: no graph is kept
         self.strikes.in_backward(self.next_step(), self.optimizers)
 
     def backward_ends(self) -> None:
@@ -106,7 +107,11 @@ class StepRecorder:
             self.started = True
             self.start()
         if self.backward_depth == 0 and not self.amend:
-            self.strikes.before_step(self.next_step())
+            try:
+                self.strikes.before_step(self.next_step())
+            except PlannedFailure:
+                self.depth = 0  # torch calls no post hook for a step that raised
+                raise
 
     def after_step(self, optimizer: Any) -> None:
         self.depth = max(0, self.depth - 1)
@@ -123,6 +128,7 @@ class StepRecorder:
         """The state in front of the first step, and which step that is, if an earlier attempt had it."""
         self.models = found_models(self.recording, self.optimizers)
         params, optimizer, entries = self.state()
+        self.digested = 0
         resumed = self.strikes.resumed_after(params, optimizer)
         self.recording.write(
             "start",
@@ -135,6 +141,7 @@ class StepRecorder:
             resumed_after=resumed,
             digest=digests.NAME,
             parameters=sum(1 for o in self.optimizers for g in o.param_groups for _ in g["params"]),
+            watched=digests.watched(self.recording.watched),
             **digests.generators(),
         )
 
@@ -149,9 +156,8 @@ class StepRecorder:
             fields["amends"] = True
         else:
             self.steps += 1
-        if self.every and self.steps % self.every == 0:
-            fields["params"], fields["optimizer"], _ = self.state()
-            fields["buffers"] = digests.buffers(self.models)
+        if self.every and (self.steps + self.strikes.offset) % self.every == 0:
+            fields.update(self.state_digests())
         now = time.monotonic()
         self.recording.write(
             "step",
@@ -168,6 +174,22 @@ class StepRecorder:
         )
         self.began, self.amend = now, True
         self.losses, self.consumed, self.backwards = [], [], 0
+
+    def state_digests(self) -> Dict[str, Any]:
+        """Behind the newest step: of parameters, optimizer state, buffers, and what the job watches by name."""
+        params, optimizer, _ = self.state()
+        self.digested = self.steps
+        return {
+            "params": params,
+            "optimizer": optimizer,
+            "buffers": digests.buffers(self.models),
+            "watched": digests.watched(self.recording.watched),
+        }
+
+    def save_begins(self, path: str, **more: Any) -> None:
+        """With the state's digests where the step had none: a later attempt that resumes from this is known by them."""
+        state = self.state_digests() if self.started and self.digested != self.steps else {}
+        self.recording.write("save", path=path, done=False, after_step=self.steps, **state, **more)
 
     def call(self, what: str, **details: Any) -> None:
         self.recording.write("call", what=what, after_step=self.steps, **details)
@@ -267,8 +289,6 @@ def patch_optimizer(module: Any) -> None:
 
 def strike_through(what: str, work: Callable[[StepRecorder], Any]) -> None:
     """As `quietly`, but a planned failure that is an exception goes through to the job."""
-    from ecrl.strikes import PlannedFailure
-
     found = recorder()
     if found is None:
         return
@@ -390,6 +410,8 @@ def patch_scheduler(module: Any) -> None:
 
 
 def patch_scaler(module: Any) -> None:
+    if "step" not in vars(module.GradScaler):
+        return  # inherits from the one in torch.amp, which is patched
     told(module.GradScaler, "load_state_dict", "GradScaler.load_state_dict", lambda self, state: {"scale": state.get("scale")})
     step, update = module.GradScaler.step, module.GradScaler.update
 
@@ -431,8 +453,8 @@ def patch_serialization(torch: Any) -> None:
         _own.saving = True
         began = time.monotonic()
         try:
-            quietly("save", lambda found: found.recording.write("save", path=path, done=False, after_step=found.steps))
-            found.strikes.in_save(found.steps, lambda: save(obj, path + ".ecrl-whole", *args, **kwargs), path)
+            quietly("save", lambda found: found.save_begins(path))
+            strike_through("save", lambda found: found.strikes.in_save(found.steps, lambda: save(obj, path + ".ecrl-whole", *args, **kwargs), path))
             result = save(obj, f, *args, **kwargs)
         finally:
             _own.saving = False
@@ -461,24 +483,62 @@ def path_of(file: Any) -> str:
 
 
 def patch_dcp(module: Any) -> None:
-    for name, kind in (("save", "save"), ("load", "load")):
+    """Where DCP's functions are defined, and where its package has them already."""
+    package = sys.modules.get("torch.distributed.checkpoint")
+    for name, kind in (("save", "save"), ("async_save", "save"), ("load", "load")):
         original = getattr(module, name, None)
         if original is not None:
-            setattr(module, name, followed_dcp(original, kind))
+            followed = followed_dcp(original, kind)
+            setattr(module, name, followed)
+            if getattr(package, name, None) is original:
+                setattr(package, name, followed)
 
 
 def followed_dcp(original: Any, kind: str) -> Any:
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        path = str(kwargs.get("checkpoint_id") or (args[1] if len(args) > 1 else "") or "")
+        if recorder() is None or getattr(_own, "saving", False):
+            return original(*args, **kwargs)  # one save calls another
+        path, began = dcp_path(args, kwargs), time.monotonic()
         if kind == "save":
-            quietly("save", lambda found: found.recording.write("save", path=path, done=False, after_step=found.steps, by="dcp"))
-        result = original(*args, **kwargs)
-        done = {"done": True} if kind == "save" else {}
-        quietly(kind, lambda found: found.recording.write(kind, path=path, after_step=found.steps, by="dcp", **done))
+            quietly("save", lambda found: found.save_begins(path, by="dcp"))
+            strike_through("save", lambda found: found.strikes.at_save(found.steps))
+        _own.saving = True
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            _own.saving = False
+        quietly(kind, lambda found: tell_dcp(found, kind, path, time.monotonic() - began, result))
         return result
 
     return wrapper
+
+
+def tell_dcp(found: StepRecorder, kind: str, path: str, seconds: float, result: Any) -> None:
+    """A load is over. A save too; or, where it goes on behind the job's back, when its future is done. `seconds`: what the job waited."""
+    if kind == "load":
+        found.recording.write("load", path=path, after_step=found.steps, by="dcp", seconds=seconds)
+        return
+    steps, future = found.steps, getattr(result, "upload_completion", result)
+
+    def done(future: Any = None) -> None:
+        if future is None or future.exception() is None:
+            found.recording.write("save", path=path, done=True, after_step=steps, by="dcp", seconds=seconds)
+
+    if hasattr(future, "add_done_callback"):
+        future.add_done_callback(done)
+    else:
+        done()
+
+
+def dcp_path(args: Any, kwargs: Any) -> str:
+    """What `checkpoint_id` names, else the folder of the storage writer or reader."""
+    named = kwargs.get("checkpoint_id")
+    storage = kwargs.get("storage_writer") or kwargs.get("storage_reader")
+    for place in (named, *args[1:2], getattr(storage, "path", None)):
+        if isinstance(place, (str, os.PathLike)):
+            return str(place)
+    return ""
 
 
 def patch_stateful_loader(module: Any) -> None:
@@ -501,8 +561,10 @@ PATCHES: Dict[str, Patch] = {
     "torch.utils.data.dataloader": patch_loader,
     "torch.utils.data.distributed": patch_distributed_sampler,
     "torch.amp.grad_scaler": patch_scaler,
+    "torch.cuda.amp.grad_scaler": patch_scaler,  # its own up to torch 2.2
     "torch.nn.modules.module": patch_module,
-    "torch.distributed.checkpoint": patch_dcp,
+    "torch.distributed.checkpoint.state_dict_saver": patch_dcp,
+    "torch.distributed.checkpoint.state_dict_loader": patch_dcp,
     "torchdata.stateful_dataloader.stateful_dataloader": patch_stateful_loader,
 }
 

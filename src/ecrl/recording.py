@@ -115,12 +115,31 @@ class Recording:
         self.watched.update(named)
 
     def declared_step(self, step: int, losses: List[float], ids: Optional[List[int]], more: Dict[str, Any]) -> None:
-        """A step that the job itself tells of."""
+        """A step that the job itself tells of, with digests of what it watches."""
         fields: Dict[str, Any] = {"step": step, "declared": True, "losses": losses}
+        try:
+            fields.update(self._watched_digests())
+        except Exception as error:
+            self.trouble("watch", error)
         if ids is not None:
             fields["ids"] = ids[:MAX_IDS]
         fields.update(more)
         self.write("step", **fields)
+
+    def _watched_digests(self) -> Dict[str, Any]:
+        if not self.watched:
+            return {}
+        from ecrl import digests
+
+        found: Dict[str, Any] = {"watched": digests.watched(self.watched)}
+        model, optimizer = self.watched.get("model"), self.watched.get("optimizer")
+        if model is not None:
+            found["params"] = digests.of_named(model.named_parameters())
+            found["buffers"] = digests.buffers([model])
+        if optimizer is not None:
+            found["optimizer"], _ = digests.optimizer_state([optimizer])
+            found["settings"] = digests.settings([optimizer])
+        return found
 
     def _open(self) -> None:
         self._rank = rank_of_this_process()

@@ -28,7 +28,7 @@ class Strikes:
 
     def __init__(self, recording: Recording, entries: List[Dict[str, Any]]) -> None:
         self._recording, self._entries = recording, entries
-        self._offset = 0
+        self.offset = 0  # the step behind which this attempt goes on
 
     @classmethod
     def from_environment(cls, recording: Recording) -> "Strikes":
@@ -48,8 +48,8 @@ class Strikes:
                 found.append((state == optimizer, step))
         if not found:
             return None
-        self._offset = max(found)[1]
-        return self._offset
+        self.offset = max(found)[1]
+        return self.offset
 
     def _earlier(self) -> List[Tuple[int, str, str]]:
         """(step of the job, parameters, optimizer state) of every step that earlier attempts recorded, of any rank."""
@@ -78,7 +78,10 @@ class Strikes:
 
         def struck(gradient: Any) -> None:
             handle[0].remove()
-            self._carry_out(entry, step)
+            try:
+                self._carry_out(entry, step)
+            except PlannedFailure as planned:
+                raise planned.error from None
 
         handle.append(parameters[len(parameters) // 2].register_hook(struck))
 
@@ -102,6 +105,10 @@ class Strikes:
             os.fsync(target.fileno())
         self._carry_out(entry, steps)
 
+    def at_save(self, steps: int) -> None:
+        """In front of a save whose files are not known by name."""
+        self._strike("save", steps)
+
     def _strike(self, moment: str, step: int) -> None:
         entry = self._due(moment, step)
         if entry is not None:
@@ -110,13 +117,13 @@ class Strikes:
     def _due(self, moment: str, step: int) -> Optional[Dict[str, Any]]:
         rank = self._recording.rank
         for entry in self._entries:
-            if entry["moment"] == moment and entry["step"] == step + self._offset and entry["rank"] == rank:
+            if entry["moment"] == moment and entry["step"] == step + self.offset and entry["rank"] == rank:
                 self._entries.remove(entry)
                 return entry
         return None
 
     def _carry_out(self, entry: Dict[str, Any], step: int) -> None:
-        self._recording.write("strike", index=entry.get("index", 0), kind=entry["kind"], moment=entry["moment"], step=step + self._offset)
+        self._recording.write("strike", index=entry.get("index", 0), kind=entry["kind"], moment=entry["moment"], step=step + self.offset)
         kind = entry["kind"]
         if kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -147,6 +154,7 @@ def _steps_of(path: str) -> List[Tuple[int, str, str]]:
             if line.get("type") == "start":
                 offset = line.get("resumed_after") or 0
                 steps.append((offset, line.get("params", ""), line.get("optimizer", "")))
-            elif line.get("type") == "step" and line.get("params"):
-                steps.append((line["step"] + offset, line["params"], line.get("optimizer", "")))
+            elif line.get("params") and line.get("type") in ("step", "save"):
+                number = line["step"] if line["type"] == "step" else line["after_step"]
+                steps.append((number + offset, line["params"], line.get("optimizer", "")))
     return steps

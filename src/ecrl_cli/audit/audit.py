@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ecrl_cli.audit import cold
+from ecrl_cli.audit.lineage import path_of
 from ecrl_cli.audit.page import page
-from ecrl_cli.audit.plan import PlannedArm, planned_arms
+from ecrl_cli.audit.plan import PlannedArm, PlannedStrike, planned_arms
 from ecrl_cli.audit.promises import judged_arm
 from ecrl_cli.audit.records import Arm, read_arm
-from ecrl_cli.audit.runner import Job, Say, failed, install_recorder, run_arm
+from ecrl_cli.audit.runner import Job, Say, failed, install_recorder, last_words, run_arm
 from ecrl_cli.audit.verdict import AuditVerdict, arms_of, judge
 from ecrl_cli.config.audit import AuditConfig
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.estimates import human_seconds
-from ecrl_cli.errors import ConfigError
+from ecrl_cli.errors import ConfigError, EvidenceMissing
 from ecrl_cli.storage.files import write_json, write_whole
+from ecrl_cli.storage.links import refuse_links
 
 SCHEMA_VERSION = 1
 
@@ -46,6 +50,8 @@ def run_audit(config: AuditConfig, words: tuple[str, ...], say: Say) -> tuple[Pa
     spent = references[0].launches[-1].seconds
     say(f"one undisturbed run took {human_seconds(spent)}; {len(plan)} arms with failures follow, roughly {human_seconds(2 * spent * len(plan))}")
     struck = [_struck(job, arm, folder, say) for arm in plan]
+    if config.audit.cold:
+        struck += _cold(job, references[0], folder, say)
     verdict = judge(references, struck, config.audit.order)
     write_result(folder, verdict, {"command": list(words), "config": encode(config), "plan": [encode(arm) for arm in plan]})
     return folder, verdict
@@ -80,8 +86,24 @@ def _references(job: Job, config: AuditConfig, folder: Path, say: Say) -> list[A
 def _struck(job: Job, planned: PlannedArm, folder: Path, say: Say) -> Arm:
     what = ", ".join(f"{strike.kind} of rank {strike.rank} at step {strike.step} ({strike.moment})" for strike in planned.strikes)
     say(f"{planned.name}: {what}; {planned.why}")
+    if not planned.elastic:
+        job = Job(job.words, replace(job.keys, elastic=""), job.recorder)
     run_arm(job, folder / planned.name, planned.strikes, say)
     return read_arm(folder / planned.name)
+
+
+def _cold(job: Job, reference: Arm, folder: Path, say: Say) -> list[Arm]:
+    """A few steps of the command of a second attempt, in an empty folder. No arm if the job does not start like that."""
+    last, rank = path_of(reference).last, max(process.rank for process in reference.processes)
+    say(f"{cold.NAME}: a start with nothing to resume from, for {cold.STEPS} steps")
+    strikes = (PlannedStrike(0, 0, "kill", rank, cold.STEPS + 1, "before"),) if last > cold.STEPS else ()
+    run_arm(Job(job.words, replace(job.keys, max_restarts=0, elastic=""), job.recorder, cold=True), folder / cold.NAME, strikes, say)
+    try:
+        return [read_arm(folder / cold.NAME)]
+    except EvidenceMissing:
+        say(f"{cold.NAME}: the job does not start without its state ({last_words(folder / cold.NAME)}): nothing to compare with")
+        shutil.rmtree(folder / cold.NAME)
+        return []
 
 
 def judge_folder(folder: Path, reference: Path | None, order: str) -> AuditVerdict:
@@ -97,6 +119,7 @@ def write_result(folder: Path, verdict: AuditVerdict, more: dict[str, Any]) -> N
     """Write audit.json and report/index.html."""
     document = {"schema_version": SCHEMA_VERSION, **verdict.to_json(), "python": sys.version.split()[0], "costs": _costs(verdict), **more}
     document["versions"] = next((process.versions for judged in verdict.references for process in judged.arm.processes), {})
+    refuse_links(folder, ("report", "audit.json"))  # a stranger's recording may point elsewhere
     write_json(folder / "audit.json", document)
     (folder / "report").mkdir(exist_ok=True)
     write_whole(folder / "report" / "index.html", page(folder.name, verdict).encode(), durable=False)

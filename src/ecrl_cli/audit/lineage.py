@@ -30,6 +30,7 @@ class Resumed:
     newest_saved: int | None
     optimizer_behind: int | None
     entries: int | None
+    comparable: bool = True  # a digest of the newest checkpoint's state is on record
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Path:
     done_again: list[tuple[int, int, int, Step, Step]]  # step, rank, attempt, first pass, second pass
     resumed: list[Resumed]
     offsets: dict[int, int]
+    resized: frozenset[int] = frozenset()  # attempts with another number of processes than the first
 
     @property
     def last(self) -> int:
@@ -54,22 +56,26 @@ def path_of(arm: Arm) -> Path:
     offsets: dict[int, int] = {}
     states: list[tuple[int, str, str]] = []
     saves: list[tuple[int, str]] = []
+    sizes = {number: max((process.world_size for process in processes), default=0) for number, processes in arm.attempts.items()}
+    first = next((sizes[number] for number in sorted(sizes) if sizes[number]), 0)
+    resized = frozenset(number for number, size in sizes.items() if size not in (0, first))
     for number in sorted(arm.attempts):
         processes = arm.attempts[number]
         begun = _resumed(number, processes, states, saves) if offsets else Resumed(number, 0, "first", (), None, 0, None)
         if offsets:
             resumed.append(begun)
         offset = offsets[number] = begun.behind or 0
-        _overwrite(steps, again, processes, number, offset)
+        _overwrite(steps, again, processes, (number, sizes), offset)
         for process in processes:
             states += _states(process, offset)
             saves += [(offset + save["after_step"], str(save.get("path", ""))) for save in process.saves if save.get("done")]
-    return Path(steps, again, resumed, offsets)
+    return Path(steps, again, resumed, offsets, resized)
 
 
-def _overwrite(steps: Any, again: Any, processes: list[Process], attempt: int, offset: int) -> None:
-    """Let `attempt` replace earlier passes of its steps and record those in `again`. Steps after its last one are dropped, since their state was
-    lost."""
+def _overwrite(steps: Any, again: Any, processes: list[Process], made: tuple[int, dict[int, int]], offset: int) -> None:
+    """Let an attempt replace earlier passes of its steps and record those in `again`. Steps after its last one are dropped, since their state was
+    lost. `made`: the attempt, and how many processes each has; passes by another number are not compared."""
+    attempt, sizes = made
     done: dict[int, dict[int, tuple[int, Step]]] = {}
     for process in processes:
         for step in process.steps:
@@ -78,7 +84,7 @@ def _overwrite(steps: Any, again: Any, processes: list[Process], attempt: int, o
     for number, ranks in done.items():
         for rank, (_, step) in ranks.items():
             before = steps.get(number, {}).get(rank)
-            if before is not None:
+            if before is not None and sizes[before[0]] == sizes[attempt]:
                 again.append((number, rank, attempt, before[1], step))
     if done:
         for number in [number for number in steps if number > offset and number not in done and number > max(done)]:
@@ -94,6 +100,7 @@ def _states(process: Process, offset: int) -> list[tuple[int, str, str]]:
         if step.digests.get("params"):
             number = step.number if step.declared else offset + step.number
             found.append((number, step.digests["params"], step.digests.get("optimizer", "")))
+    found += [(offset + save["after_step"], str(save["params"]), str(save.get("optimizer", ""))) for save in process.saves if save.get("params")]
     return found
 
 
@@ -112,9 +119,10 @@ def _resumed(attempt: int, processes: list[Process], states: list[tuple[int, str
     of_optimizer = max((step for step, _, state in states if state == optimizer), default=None)
     if matching:
         return Resumed(attempt, max(matching)[1], "content", loaded, newest, of_optimizer, entries)
+    comparable = any(step == newest for step, _, _ in states)
     if loaded and newest is not None:
-        return Resumed(attempt, newest, "load", loaded, newest, of_optimizer, entries)
-    return Resumed(attempt, None, "nothing", loaded, newest, of_optimizer, entries)
+        return Resumed(attempt, newest, "load", loaded, newest, of_optimizer, entries, comparable)
+    return Resumed(attempt, None, "nothing", loaded, newest, of_optimizer, entries, comparable)
 
 
 def family(path: str) -> str:

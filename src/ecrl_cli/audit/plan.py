@@ -27,6 +27,7 @@ class PlannedArm:
     name: str
     why: str
     strikes: tuple[PlannedStrike, ...]
+    elastic: bool = False  # its later attempts are started by `audit.elastic`
 
 
 def planned_arms(config: AuditConfig, reference: Judged) -> tuple[PlannedArm, ...]:
@@ -40,6 +41,9 @@ def planned_arms(config: AuditConfig, reference: Judged) -> tuple[PlannedArm, ..
     rank = max(ranks)
     drawn = [_off_boundary(saved, last, rank), _on_boundary(saved, rank), _second_epoch(saved, epochs, last, rank)]
     found = [arm for arm in drawn if arm is not None]
+    if config.audit.elastic and found:
+        resized = PlannedArm("resized", "started again by audit.elastic", found[0].strikes, True)
+        return (*found[: config.audit.failures], resized)
     return tuple(found[: config.audit.failures])
 
 
@@ -52,7 +56,7 @@ def _typed(config: AuditConfig, last: int, ranks: set[int]) -> PlannedArm:
         if step > last:
             raise ConfigError("failure.steps", f"step {step} is beyond the job's last step {last}", "lower it")
         strikes.append(PlannedStrike(index, index, failure.kind, failure.rank, step, moment))
-    return PlannedArm("struck", "as typed", tuple(strikes))
+    return PlannedArm("struck", "as typed", tuple(strikes), bool(config.audit.elastic))
 
 
 def _kill(name: str, why: str, step: int, rank: int) -> PlannedArm:

@@ -25,6 +25,7 @@ COMPONENTS = (
     "buffers",
     "parameters",
     "optimizer",
+    "watched",
 )
 _DIGEST_OF = {
     "generators": "rng",
@@ -34,6 +35,7 @@ _DIGEST_OF = {
     "buffers": "buffers",
     "parameters": "params",
     "optimizer": "optimizer",
+    "watched": "watched",
 }
 _MEANING = {
     "samples": "the data position was not restored",
@@ -47,6 +49,7 @@ _MEANING = {
     "buffers": "the model's buffers were not restored",
     "parameters": "the optimizer's state, its settings or the scaler were not restored",
     "optimizer": "the optimizer's state was not restored",
+    "watched": "what the job watches by name was not restored",
 }
 
 
@@ -95,8 +98,8 @@ def compare(path: Path, reference: Path, ignored: frozenset[str] = frozenset()) 
     found: dict[int, tuple[str, ...]] = {}
     for number in sorted(path.steps.keys() & reference.steps.keys()):
         names: set[str] = set()
-        for rank, (_, step) in path.steps[number].items():
-            if rank in reference.steps[number]:
+        for rank, (attempt, step) in path.steps[number].items():
+            if rank in reference.steps[number] and attempt not in path.resized:
                 names.update(differing(step, reference.steps[number][rank][1]))
         names -= ignored
         if names:
@@ -149,6 +152,11 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Findin
     free = order == "free" or (order == "auto" and not all(step.by_id for step in known))
     if free:
         return _as_often(judged, reference)
+    gap = unrecorded(judged, reference, ("samples",))
+    if gap:
+        return Finding(promise, UNKNOWN, gap, arm)
+    if judged.path.resized:
+        return _by_all_ranks(judged, reference)
     for number in sorted(judged.path.steps):
         for rank, (attempt, step) in sorted(judged.path.steps[number].items()):
             due = reference.path.steps.get(number, {}).get(rank)
@@ -158,6 +166,41 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Findin
                 promise, BROKEN, _told(judged, number, rank, attempt, step), arm, number, (_first_ids(step, due[1]), *_hints(judged, attempt))
             )
     return Finding(promise, KEPT, f"{len(known)} steps consumed the samples of the undisturbed run, in its order", arm)
+
+
+def unrecorded(judged: Judged, reference: Judged, components: tuple[str, ...]) -> str:
+    """What of `components` the undisturbed run recorded and this arm did not, in one sentence; empty if nothing is missing.
+
+    A rank that died has no record of the steps that the others finished without it.
+    """
+    path, final = judged.path, max(judged.path.offsets, default=0)
+    for number in range(1, min(path.last, reference.path.last) + 1):
+        ranks = path.steps.get(number)
+        if not ranks:
+            return f"step {number} is on no record"
+        attempt = next(iter(ranks.values()))[0]
+        if attempt in path.resized:
+            continue
+        for rank, (_, due) in reference.path.steps.get(number, {}).items():
+            if rank in ranks:
+                missing = [name for name in components if value_of(due, name) is not None and value_of(ranks[rank][1], name) is None]
+                if missing:
+                    return f"the {missing[0]} of step {number}, rank {rank}, is not on record (attempt {attempt})"
+            elif attempt == final:
+                return f"step {number} of rank {rank} is not on record (attempt {attempt})"
+    return ""
+
+
+def _by_all_ranks(judged: Judged, reference: Judged) -> Finding:
+    """With another number of processes a rank's share is another one: the ranks of a step together consumed what they did in the undisturbed run;
+    where a step is of another size, each sample came as often."""
+    for number, ranks in judged.path.steps.items():
+        due = reference.path.steps.get(number, {})
+        ours, theirs = (Counter(sample for _, step in found.values() for sample in step.samples) for found in (ranks, due))
+        if ours != theirs:
+            return _as_often(judged, reference)
+    sizes = " and ".join(str(size) for size in sorted({process.world_size for process in judged.arm.processes}, reverse=True))
+    return Finding("exactly once", KEPT, f"with {sizes} processes, each step consumed the samples of the undisturbed run", judged.arm.name)
 
 
 def _as_often(judged: Judged, reference: Judged) -> Finding:
@@ -209,8 +252,9 @@ def same_input(judged: Judged, reference: Judged | None) -> Finding:
     if reference is not None:
         pairs += [
             (number, rank, reference.path.steps[number][rank][1], step)
-            for number, rank, step in walk(judged.path)
-            if rank in reference.path.steps.get(number, {})
+            for number in judged.path.steps
+            for rank, (attempt, step) in judged.path.steps[number].items()
+            if rank in reference.path.steps.get(number, {}) and attempt not in judged.path.resized
         ]
     for number, rank, before, after in sorted(pairs, key=lambda pair: pair[:2]):
         if before.by_id and before.samples == after.samples and before.inputs and after.inputs:
@@ -232,6 +276,10 @@ def _restored(judged: Judged, begun: Resumed, reference: Judged | None) -> Itera
     arm, who = judged.arm.name, f"attempt {begun.attempt}"
     starts = {process.rank: process.start for process in judged.arm.attempts[begun.attempt] if process.start is not None}
     if not starts:  # no step recorded: `same_end` and `progress` judge that
+        return
+    if begun.proof != "content" and not begun.comparable:
+        said = "no digest of the state behind the newest checkpoint is on record (audit.digests)"
+        yield Finding("restored: parameters", NOT_CHECKED, said, arm)
         return
     if begun.behind is None or begun.proof == "load":
         said = f"the parameters in front of the first step of {who} are those of no earlier step"
@@ -263,6 +311,10 @@ def _had_state(judged: Judged, begun: Resumed) -> bool:
 def _against(judged: Judged, begun: Resumed, reference: Judged | None, starts: dict[int, dict[str, object]]) -> Iterator[Finding]:
     """Settings, generators and scaler at the first step's update, compared with the same step of the undisturbed run."""
     arm, number = judged.arm.name, (begun.behind or 0) + 1
+    if begun.attempt in judged.path.resized:
+        said = f"attempt {begun.attempt} had another number of processes: generators are a rank's own, and a schedule may depend on their number"
+        yield Finding("restored: generators", NOT_CHECKED, said, arm)
+        return
     due = reference.path.steps.get(number, {}) if reference is not None else {}
     ours = judged.path.steps.get(number, {})
     for component, name in (("schedule and settings", "settings"), ("generators", "rng")):
@@ -278,6 +330,12 @@ def _against(judged: Judged, begun: Resumed, reference: Judged | None, starts: d
             yield Finding(f"restored: {component}", BROKEN, said, arm, number, (rates,) if rates else ())
         elif pairs:
             yield Finding(f"restored: {component}", KEPT, f"attempt {begun.attempt} had those of the undisturbed run in front of step {number}", arm)
+    pairs = [(rank, ours[rank][1].digests.get("buffers"), due[rank][1].digests.get("buffers")) for rank in ours.keys() & due.keys()]
+    pairs = [pair for pair in pairs if pair[1] and pair[2]]
+    if pairs and not _samples_differ(ours, due):  # other samples leave other running statistics
+        wrong = [rank for rank, one, other in pairs if one != other]
+        said = f"behind step {number}, rank {', '.join(map(str, wrong))}: {_MEANING['buffers']}" if wrong else "they are those of the undisturbed run"
+        yield Finding("restored: buffers", BROKEN if wrong else KEPT, said, arm, number if wrong else None)
     scales = [(rank, ours[rank][1].scale, due[rank][1].scale) for rank in ours.keys() & due.keys()]
     if any(one is not None or other is not None for _, one, other in scales):
         wrong = [rank for rank, one, other in scales if not same_number(one, other)]
@@ -314,6 +372,12 @@ def same_trajectory(judged: Judged, reference: Judged | None, stable: bool) -> F
         return Finding(
             promise, BROKEN, f"differs from step {step} on, first in {names[0]}: {_MEANING[names[0]]}", arm, step, (f"differs in {', '.join(names)}",)
         )
+    gap = unrecorded(judged, reference, tuple(name for name in COMPONENTS if name not in judged.ignored))
+    if gap:
+        return Finding(promise, UNKNOWN, gap, arm)
+    if judged.path.resized:
+        said = "another number of processes adds up in another order: only the steps of the first number were compared"
+        return Finding(promise, NOT_CHECKED, said, arm)
     compared = [value for _, _, step in walk(judged.path) for value in (value_of(step, "loss"), value_of(step, "parameters")) if value]
     if not compared:
         return Finding(promise, NOT_CHECKED, "neither losses nor digests are on record", arm)
@@ -346,6 +410,11 @@ def same_end(judged: Judged, reference: Judged | None, stable: bool) -> Finding:
         )
     if reference is None:
         return Finding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
+    if judged.path.resized:
+        same = judged.path.last == reference.path.last
+        theirs = "" if same else f", the undisturbed run at step {reference.path.last}"
+        said = f"ended at step {judged.path.last} with another number of processes{theirs}"
+        return Finding(promise, KEPT if same else NOT_CHECKED, said, arm)
     if judged.path.last != reference.path.last:
         return Finding(promise, BROKEN, f"ended at step {judged.path.last}, the undisturbed run at step {reference.path.last}", arm, judged.path.last)
     if not stable:

@@ -15,7 +15,11 @@ from ecrl_cli.records.journal import read_json
 
 FORMAT = 1
 MAX_FILE, MAX_LINE, MAX_FILES = 2**30, 2**22, 4096
+MAX_ARM = 2**31  # bytes of all records of one arm together
 MAX_STEP = 10**9
+MAX_SECONDS = 1e9
+DIGESTS = ("params", "buffers", "optimizer", "settings", "rng", "rng_python", "rng_numpy")
+MAX_TEXT = 4096  # characters of a path, a digest, the name of a call
 _ATTEMPT = re.compile(r"^attempt-(\d{2,6})$")
 
 
@@ -78,7 +82,10 @@ class Process:
 
 @dataclass(frozen=True)
 class Launch:
-    """One attempt as observed from outside (arm.json). `left_behind`: number of processes still running after it ended."""
+    """One attempt as observed from outside (arm.json). `left_behind`: number of processes still running after it ended.
+
+    RecordError for values of another type or out of range: the file may be a stranger's.
+    """
 
     attempt: int
     exit_code: int | None
@@ -87,6 +94,15 @@ class Launch:
     hung: bool = False
     left_behind: int = 0
     planned: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("attempt", "left_behind"):
+            _count(getattr(self, name))
+        if not all(value is None or (type(value) is int and abs(value) < 2**31) for value in (self.exit_code, self.signal)):
+            raise ValueError("an exit code or a signal is no number")
+        if not all(type(value) is bool for value in (self.hung, self.planned)):
+            raise ValueError("hung and planned are true or false")
+        object.__setattr__(self, "seconds", _seconds(self.seconds))
 
 
 @dataclass(frozen=True)
@@ -106,13 +122,17 @@ class Arm:
 def read_arm(folder: Path) -> Arm:
     """The records under `folder`. EvidenceMissing if there are none; RecordError, naming the file, for what cannot be read."""
     attempts: dict[int, list[Process]] = {}
+    read = 0
     for child in sorted(folder.iterdir()):
         match = _ATTEMPT.match(child.name)
         if not match or child.is_symlink() or not child.is_dir():
             continue
         files = sorted(path for path in child.iterdir() if path.suffix == ".jsonl")
+        read += sum(path.lstat().st_size for path in files)
         if len(files) > MAX_FILES:
             raise RecordError(str(child.name), f"holds {len(files)} records, at most {MAX_FILES} are read")
+        if read > MAX_ARM:
+            raise RecordError(folder.name, f"has more than {MAX_ARM} bytes of records")
         found = [read_process(path, int(match[1])) for path in files]
         trained = [process for process in found if process.steps or process.start or process.troubles]
         attempts[int(match[1])] = sorted(trained, key=lambda process: (process.rank, process.path))
@@ -129,12 +149,12 @@ def _launches(path: Path) -> tuple[Launch, ...]:
     names = {"attempt", "exit_code", "signal", "seconds", "hung", "left_behind", "planned"}
     try:
         return tuple(Launch(**{key: value for key, value in entry.items() if key in names}) for entry in listed)
-    except (TypeError, AttributeError) as error:
-        raise RecordError(path.name, f"is no record of launches ({error})") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise RecordError(path.name, f"is no record of launches ({str(error)[:200]})") from error
 
 
 def read_process(path: Path, attempt: int) -> Process:
-    """Read one file; torn lines are counted and skipped."""
+    """Read one file. A torn last line is left out; one in the middle makes the verdict unknown."""
     if path.is_symlink() or not path.is_file():
         raise RecordError(path.name, "is not a regular file")
     if path.stat().st_size > MAX_FILE:
@@ -154,6 +174,9 @@ def _lines(path: Path, process: Process) -> Iterator[dict[str, Any]]:
         while data := file.readline(MAX_LINE + 1):
             if len(data) > MAX_LINE:
                 raise RecordError(path.name, f"has a line of more than {MAX_LINE} bytes")
+            if process.torn:
+                process.troubles.append(f"{path.name}: a damaged line stands in the middle of the record")
+                process.torn = 0
             try:
                 line = json.loads(data)
             except (ValueError, RecursionError):
@@ -174,7 +197,7 @@ def _take(process: Process, batches: dict[int, Batch], line: dict[str, Any]) -> 
     elif kind == "batch":
         batches[_count(line["n"])] = _batch(line)
     elif kind == "start":
-        process.start = line
+        process.start = _start(line)
     elif kind == "step":
         _take_step(process, batches, line)
     elif kind == "epoch":
@@ -185,11 +208,40 @@ def _take(process: Process, batches: dict[int, Batch], line: dict[str, Any]) -> 
         into = {"save": process.saves, "load": process.loads, "call": process.calls, "strike": process.strikes}.get(kind)
         if into is not None:  # unknown types come from later versions
             line["after_step"] = _count(line.get("after_step", len(process.steps)))
-            into.append(line)
+            if "seconds" in line:
+                line["seconds"] = _seconds(line["seconds"])
+            into.append({key: _shortened(value) for key, value in line.items()})
+
+
+def _start(line: dict[str, Any]) -> dict[str, Any]:
+    """The state before the first step: digests as text, `entries` as a count."""
+    digests = {name: _shortened(str(line[name])) for name in DIGESTS if line.get(name)}
+    entries = None if line.get("entries") is None else _count(line["entries"])
+    return {**digests, "entries": entries, "lr": _rates(line), "watched": _watched(line)}
+
+
+def _rates(line: Mapping[str, Any]) -> tuple[float, ...]:
+    return tuple(float(rate) for rate in line.get("lr") or ())
+
+
+def _watched(line: Mapping[str, Any]) -> str:
+    """What the job watches by name, as one text that two steps can be compared by."""
+    watched = line.get("watched") or {}
+    return ", ".join(f"{name} {_shortened(str(watched[name]))}" for name in sorted(watched))
+
+
+def _seconds(value: Any) -> float:
+    seconds = float(value)
+    if isinstance(value, bool) or not 0 <= seconds <= MAX_SECONDS:
+        raise ValueError(f"{str(value)[:40]} is no time from 0 to {MAX_SECONDS:.0f} s")
+    return seconds
+
+
+def _shortened(value: Any) -> Any:
+    return value[:MAX_TEXT] if isinstance(value, str) else value
 
 
 def _take_step(process: Process, batches: dict[int, Batch], line: dict[str, Any]) -> None:
-    names = ("params", "buffers", "optimizer", "settings", "rng", "rng_python", "rng_numpy")
     consumed = [batches.pop(_count(number)) for number in line.get("batches", []) if number in batches]
     if line.get("ids") is not None or line.get("hash") is not None:
         consumed.append(_batch(line))
@@ -198,17 +250,34 @@ def _take_step(process: Process, batches: dict[int, Batch], line: dict[str, Any]
         declared=bool(line.get("declared", False)),
         batches=tuple(consumed),
         losses=tuple(_loss(loss) for loss in line.get("losses", [])),
-        digests={name: str(line[name]) for name in names if line.get(name)},
-        lr=tuple(float(rate) for rate in line.get("lr") or ()),
+        digests={name: _shortened(str(line[name])) for name in DIGESTS if line.get(name)} | ({"watched": told} if (told := _watched(line)) else {}),
+        lr=_rates(line),
         scale=None if line.get("scale") is None else float(line["scale"]),
-        seconds=float(line.get("seconds", 0.0)),
+        seconds=_seconds(line.get("seconds", 0.0)),
         at=float(line.get("at", 0.0)),
     )
+    if step.declared:
+        step = _with_observed(step, process)
     if line.get("amends") and process.steps:
         before = process.steps.pop()
         digests = {**before.digests, **step.digests}
         step = Step(before.number, before.declared, before.batches + step.batches, before.losses + step.losses, digests, *_rest(step, before))
     process.steps.append(step)
+
+
+def _with_observed(step: Step, process: Process) -> Step:
+    """A step that the job tells of stands for those that the recorder saw since the one before: what it does not say is theirs."""
+    seen: list[Step] = []
+    while process.steps and not process.steps[-1].declared:
+        seen.insert(0, process.steps.pop())
+    if not seen:
+        return step
+    batches = step.batches or tuple(batch for one in seen for batch in one.batches)
+    losses = step.losses or tuple(loss for one in seen for loss in one.losses)
+    last = seen[-1]
+    scale = last.scale if step.scale is None else step.scale
+    seconds = step.seconds or sum(one.seconds for one in seen)
+    return Step(step.number, True, batches, losses, {**last.digests, **step.digests}, step.lr or last.lr, scale, seconds, step.at)
 
 
 def _rest(step: Step, before: Step) -> tuple[tuple[float, ...], float | None, float, float]:

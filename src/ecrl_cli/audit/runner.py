@@ -37,13 +37,14 @@ class Job:
     words: tuple[str, ...]
     keys: AuditKeys
     recorder: Path
+    cold: bool = False  # the words of a second attempt, though nothing is there to resume from
 
     def command(self, arm: Path, attempt: int) -> list[str]:
         """The command line of attempt `attempt`."""
         words = list(self.words)
         if attempt and self.keys.elastic:
             words = self.keys.elastic.split()
-        if attempt and self.keys.resume:
+        if (attempt or self.cold) and self.keys.resume:
             words += self.keys.resume.split()
         places = {"{dir}": str(arm / "work"), "{attempt}": str(attempt)}
         return [_filled(word, places) for word in words]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.audit import promises
+from ecrl_cli.audit import cold, promises
 from ecrl_cli.audit.promises import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged, judged_arm
 from ecrl_cli.audit.records import Arm, read_arm
 from ecrl_cli.config.codec import encode
@@ -17,7 +17,7 @@ EXIT_CODES = {"valid": 0, "invalid": 1, "unknown": 3}
 # Promises that a valid verdict requires.
 REQUIRED = ("exactly once", "same trajectory", "same end")
 # Promises ordered by cause: the earliest broken one is the diagnosis.
-_CAUSES = ("exactly once", "same input", "restored", "right checkpoint", "same trajectory", "same end", "progress", "deterministic")
+_CAUSES = ("exactly once", "same input", "restored", "right checkpoint", "same trajectory", "same end", "state used", "progress", "deterministic")
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,12 @@ def judge(references: Iterable[Arm], struck: Iterable[Arm], order: str = "auto")
         findings += [f for f in [_completed(judged)] if f is not None]
     stable = not findings or findings[0].status != UNKNOWN
     reference = undisturbed[0] if undisturbed else None
-    arms = [judged_arm(arm, reference, promises.unseeded(undisturbed)) for arm in struck]
+    every = [judged_arm(arm, reference, promises.unseeded(undisturbed)) for arm in struck]
+    arms = [judged for judged in every if judged.arm.name != cold.NAME]
+    started_cold = next((judged for judged in every if judged.arm.name == cold.NAME), None)
     for judged in arms:
+        if started_cold is not None:
+            findings.append(cold.state_used(judged, started_cold, reference))
         findings += [
             promises.exactly_once(judged, reference, order) if stable else _unstable("exactly once", judged),
             promises.same_input(judged, reference if stable else None),
@@ -100,7 +104,8 @@ def _troubles(arms: Iterable[Judged]) -> tuple[str, ...]:
 def _verdict(findings: list[Finding], troubles: tuple[str, ...], arms: list[Judged], references: list[Judged]) -> AuditVerdict:
     broken = [finding for finding in findings if finding.status == BROKEN]
     open_ones = [finding for finding in findings if finding.status == UNKNOWN]
-    missing = [finding for finding in findings if finding.status == NOT_CHECKED and finding.promise in REQUIRED]
+    resized = {judged.arm.name for judged in arms if judged.path.resized}  # its trajectory is another one by nature
+    missing = [f for f in findings if f.status == NOT_CHECKED and f.promise in REQUIRED and not (f.promise != "exactly once" and f.arm in resized)]
     if broken:
         first = min(broken, key=lambda finding: (_cause(finding), finding.step or 0))
         status, said = "invalid", first.message
@@ -111,7 +116,10 @@ def _verdict(findings: list[Finding], troubles: tuple[str, ...], arms: list[Judg
     elif missing or not arms:
         status, said = "unknown", missing[0].promise + " was not checked: " + missing[0].message if missing else "no struck run is on record"
     else:
-        status, said = "valid", f"{len(arms)} struck runs came back bit for bit"
+        exact = len(arms) - len(resized)
+        said = f"{exact} struck runs came back bit for bit" if exact else ""
+        said += f"{' and ' if said else ''}{len(resized)} with another number of processes, with the same samples and state" if resized else ""
+        status = "valid"
     return AuditVerdict(status, said, tuple(findings), troubles, tuple(arms), tuple(references))
 
 

@@ -22,13 +22,15 @@ _STEP = re.compile(r"^(\d{1,9})(?:\.([a-z]+))?$")
 class AuditKeys:
     """`resume`: words appended to the command from the second attempt on. `elastic`: the command from the second attempt on, for a change
     of the number of processes. `references`: runs without failures (2 show whether the job is deterministic). `failures`: how many are drawn.
-    `digests`: every how many steps parameters and optimizer state are digested; 0: never. `order`: declared: the order of the samples is promised;
+    `cold`: also start it with nothing to resume from, and compare resumed attempts with that. `digests`: every how many steps parameters and
+    optimizer state are digested, besides at each checkpoint; 0: at checkpoints only. `order`: declared: the order of the samples is promised;
     free: only that each comes once; auto: declared where ids are known. `silence_s`: a job that records and prints nothing for this long is
     hung; `start_timeout_s`: the same before its first step. `own_dir`: the job writes only to ECRL_ARM_DIR, and its command needs no {dir}.
     """
 
     resume: str = ""
     elastic: str = ""
+    cold: bool = False
     references: int = field(default=2, metadata={"minimum": 1, "maximum": 8})
     failures: int = field(default=3, metadata={"minimum": 1, "maximum": 3})
     digests: int = at_least(1, 0)

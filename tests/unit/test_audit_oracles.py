@@ -1,0 +1,225 @@
+"""What an audit judges beside the undisturbed run: a cold start, another number of processes, and what is missing from a record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.audit.audit import judge_folder, write_result
+from ecrl_cli.audit.promises import Finding
+from ecrl_cli.audit.verdict import AuditVerdict, render
+from ecrl_cli.errors import RecordError, RunDirectoryError
+from tests.unit.audit_recordings import LAST, attempt_lines, change, healthy, ids, state, told, write, write_arm
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    return healthy(tmp_path / "audit")
+
+
+def finding(verdict: AuditVerdict, promise: str) -> Finding:
+    (only,) = [found for found in verdict.findings if found.promise == promise and found.arm in ("struck", "")]
+    return only
+
+
+def add_cold(folder: Path) -> None:
+    for rank in (0, 1):
+        write(folder / "cold", 0, rank, attempt_lines(rank, 0, 3))
+
+
+def test_an_attempt_that_differs_from_a_cold_start_has_used_its_state(recorded: Path) -> None:
+    add_cold(recorded)
+    verdict = judge_folder(recorded, None, "auto")
+    found = finding(verdict, "state used")
+    assert verdict.status == "valid" and found.status == "kept", render(verdict, "audit")
+    assert found.message.startswith("attempt 1 differs from a cold start in input, generators, settings, loss")
+    assert "attempt 2 differs from a cold start in samples, input" in found.message  # step 9 has the samples of step 1 in any run
+    assert [judged.arm.name for judged in verdict.arms] == ["struck"]
+
+
+def test_a_component_of_a_cold_start_is_named(recorded: Path) -> None:
+    """The job itself is not deterministic in its losses: its generators and samples still tell."""
+    add_cold(recorded)
+    change(recorded, 1, lambda line: line | {"rng": told("rng", line["step"], 0)} if line["type"] == "step" else line, (0,))
+    change(recorded, 1, lambda line: line | {"rng": told("rng", line["step"], 1)} if line["type"] == "step" else line, (1,))
+    found = finding(judge_folder(recorded, None, "auto"), "state used")
+    assert found.status == "broken"
+    assert found.message == "attempt 1 began with the generators of a cold start: what was saved of that was not used"
+
+
+def test_a_constant_setting_is_no_sign_of_a_cold_start(recorded: Path) -> None:
+    """The scale is the same in every step of every run."""
+    add_cold(recorded)
+    found = finding(judge_folder(recorded, None, "auto"), "state used")
+    assert "scale" not in found.message
+
+
+def one_process(first: int, last: int, *, resumed: bool = True) -> list[dict[str, Any]]:
+    """The job of two ranks, done by one: both shares in a step, the state of rank 0, losses of its own."""
+    lines = attempt_lines(0, first, last, resumed=resumed)
+    both = {step: [*ids(step, 0), *ids(step, 1)] for step in range(first + 1, last + 1)}
+    for line in lines:
+        if line["type"] == "process":
+            line["world_size"] = 1
+        if line["type"] == "batch":
+            line |= {"ids": both[first + line["n"]], "hash": told("both", line["n"])}
+        if line["type"] == "step":
+            line |= {"losses": [0.5], "params": told("one", line["step"]), "optimizer": told("one", line["step"])}
+    return lines
+
+
+@pytest.fixture
+def resized(tmp_path: Path) -> Path:
+    for name in ("ref", "ref2"):
+        write_arm(tmp_path / name, (0, LAST))
+    write_arm(tmp_path / "struck", (0, 10), (8, LAST))
+    (tmp_path / "struck" / "attempt-01" / "rank1-101.jsonl").unlink()
+    write(tmp_path / "struck", 1, 0, one_process(8, LAST))
+    return tmp_path
+
+
+def test_another_number_of_processes_is_judged_by_samples_and_restored_state(resized: Path) -> None:
+    verdict = judge_folder(resized, None, "auto")
+    assert verdict.status == "valid", render(verdict, "audit")
+    assert verdict.diagnosis == "1 with another number of processes, with the same samples and state"
+    assert finding(verdict, "exactly once").message == "with 2 and 1 processes, each step consumed the samples of the undisturbed run"
+    assert finding(verdict, "restored: optimizer").status == "kept"
+    assert finding(verdict, "same trajectory").status == finding(verdict, "restored: generators").status == "not checked"
+    assert verdict.arms[0].path.done_again == []
+
+
+def test_a_sample_lost_at_a_change_of_processes_is_found(resized: Path) -> None:
+    change(resized, 1, lambda line: line | {"ids": ids(9, 0)} if line["type"] == "batch" and line["n"] == 1 else line, (0,))
+    verdict = judge_folder(resized, None, "auto")
+    assert verdict.status == "invalid"
+    assert verdict.diagnosis == "0 samples came too often and 2 are missing, of 64: the data position was not restored"
+
+
+def test_an_optimizer_lost_at_a_change_of_processes_is_found(resized: Path) -> None:
+    change(resized, 1, lambda line: line | {"optimizer": told("fresh"), "entries": 0} if line["type"] == "start" else line, (0,))
+    assert judge_folder(resized, None, "auto").diagnosis.endswith("(0 entries): it was not loaded")
+
+
+@pytest.mark.parametrize(
+    ("drop", "said"),
+    [
+        (("type", "step"), "step 14 of rank 1 is not on record (attempt 2)"),
+        (("key", "losses"), "the loss of step 14, rank 1, is not on record (attempt 2)"),
+        (("key", "params"), "the parameters of step 14, rank 1, is not on record (attempt 2)"),
+    ],
+)
+def test_a_missing_record_is_never_valid(recorded: Path, drop: tuple[str, str], said: str) -> None:
+    def without(line: dict[str, Any]) -> dict[str, Any] | None:
+        if line["type"] != "step" or line["step"] != 2:
+            return line
+        return None if drop[0] == "type" else {key: value for key, value in line.items() if key != drop[1]}
+
+    change(recorded, 2, without, (1,))
+    verdict = judge_folder(recorded, None, "auto")
+    assert verdict.status == "unknown" and finding(verdict, "same trajectory").message == said, render(verdict, "audit")
+
+
+def test_the_step_that_a_dead_rank_did_not_record_is_excused(tmp_path: Path) -> None:
+    """Rank 0 has finished step 8 and its checkpoint; rank 1 died in its update. Nobody does step 8 again."""
+    for name in ("ref", "ref2"):
+        write_arm(tmp_path / name, (0, LAST))
+    write_arm(tmp_path / "struck", (0, 8), (8, LAST))
+    change(tmp_path, 0, lambda line: None if line.get("step") == 8 else line, (1,))
+    verdict = judge_folder(tmp_path, None, "auto")
+    assert verdict.status == "valid", render(verdict, "audit")
+
+
+def test_digests_at_checkpoints_only_still_prove_where_it_went_on(tmp_path: Path) -> None:
+    for name in ("ref", "ref2"):
+        write_arm(tmp_path / name, (0, LAST))
+    write_arm(tmp_path / "struck", (0, 10), (8, LAST))
+
+    def without(line: dict[str, Any]) -> dict[str, Any]:
+        if line["type"] == "step":
+            return {key: value for key, value in line.items() if key not in ("params", "optimizer", "buffers")}
+        if line["type"] == "save" and not line["done"]:
+            return line | {key: state(line["after_step"], 0)[key] for key in ("params", "optimizer")}
+        return line
+
+    for path in sorted(tmp_path.glob("*/attempt-*/*.jsonl")):
+        offset = 8 if "attempt-01" in str(path) else 0
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = [without(line | ({"after_step": line["after_step"]} if line["type"] == "save" else {})) for line in lines]
+        for line in lines:
+            if line["type"] == "save" and not line["done"]:
+                line |= {key: state(line["after_step"] + offset, 0)[key] for key in ("params", "optimizer")}
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    verdict = judge_folder(tmp_path, None, "auto")
+    assert verdict.status == "valid" and verdict.arms[0].path.resumed[0].proof == "content", render(verdict, "audit")
+
+
+def test_without_any_digest_of_a_checkpoint_its_parameters_are_not_checked(recorded: Path) -> None:
+    for path in sorted(recorded.glob("*/attempt-*/*.jsonl")):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = [{k: v for k, v in line.items() if k not in ("params", "optimizer", "buffers") or line["type"] == "start"} for line in lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    verdict = judge_folder(recorded, None, "auto")
+    assert {found.status for found in verdict.findings if found.promise == "restored: parameters"} == {"not checked"}
+    assert verdict.status == "valid", render(verdict, "audit")
+
+
+def test_a_damaged_line_in_the_middle_makes_it_unknown(recorded: Path) -> None:
+    (path,) = (recorded / "struck" / "attempt-01").glob("rank0-*.jsonl")
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:3], lines[3][:20], *lines[4:]]) + "\n")
+    verdict = judge_folder(recorded, None, "auto")
+    assert verdict.status == "unknown" and "a damaged line stands in the middle of the record" in verdict.diagnosis
+
+
+def test_a_step_that_the_job_tells_of_stands_for_the_one_that_was_seen(tmp_path: Path) -> None:
+    """`rec.step(...)` in a job whose optimizer the recorder sees as well: one step, with the job's number and all that was seen."""
+
+    def lines(first: int, last: int) -> list[dict[str, Any]]:
+        seen = attempt_lines(0, first - 1, last)
+        return [told_too for line in seen for told_too in ([line, declared(first, line)] if line["type"] == "step" else [line])]
+
+    def declared(first: int, line: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "step", "step": first - 1 + line["step"], "declared": True, "losses": [float(first - 1 + line["step"])]}
+
+    for arm in ("ref", "ref2"):
+        write(tmp_path / arm, 0, 0, lines(1, 9))
+    write(tmp_path / "struck", 0, 0, lines(1, 6))
+    write(tmp_path / "struck", 1, 0, lines(5, 9))
+    verdict = judge_folder(tmp_path, None, "auto")
+    steps = verdict.arms[0].arm.attempts[1][0].steps
+    assert [step.number for step in steps] == [5, 6, 7, 8, 9] and [step.losses for step in steps] == [(5.0,), (6.0,), (7.0,), (8.0,), (9.0,)]
+    assert steps[0].digests["params"] == told("params", 5) and steps[0].samples == tuple(str(one) for one in ids(5, 0))
+    assert verdict.status == "valid", render(verdict, "audit")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seconds", "x"),
+        ("seconds", 1e300),
+        ("seconds", -1),
+        ("left_behind", "x"),
+        ("left_behind", -1),
+        ("signal", "<b>"),
+        ("hung", 1),
+        ("attempt", 10**30),
+    ],
+)
+def test_a_hostile_arm_json_is_refused_by_name(recorded: Path, key: str, value: object) -> None:
+    path = recorded / "struck" / "arm.json"
+    document = json.loads(path.read_text())
+    document["launches"][0][key] = value
+    path.write_text(json.dumps(document))
+    with pytest.raises(RecordError, match=r"arm\.json"):
+        judge_folder(recorded, None, "auto")
+
+
+def test_the_page_is_not_written_through_a_strangers_link(recorded: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (recorded / "report").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunDirectoryError, match="is a symbolic link"):
+        write_result(recorded, judge_folder(recorded, None, "auto"), {})
+    assert list((tmp_path / "elsewhere").iterdir()) == []
