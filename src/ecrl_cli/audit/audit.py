@@ -22,7 +22,7 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.config.estimates import human_seconds
 from ecrl_cli.errors import ConfigError, EvidenceMissing
 from ecrl_cli.storage.files import write_json, write_whole
-from ecrl_cli.storage.links import refuse_links
+from ecrl_cli.storage.safe_read import refuse_links
 
 SCHEMA_VERSION = 1
 
