@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ecrl_cli.audit.audit import judge_folder, write_result
-from ecrl_cli.audit.promises import Finding
+from ecrl_cli.audit.components import Finding
 from ecrl_cli.audit.verdict import AuditVerdict, render
 from ecrl_cli.errors import RecordError, RunDirectoryError
 from tests.unit.audit_recordings import LAST, attempt_lines, change, healthy, ids, state, told, write, write_arm

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.audit import cold
+from ecrl_cli.audit.components import judged_arm
 from ecrl_cli.audit.lineage import path_of
 from ecrl_cli.audit.page import page
 from ecrl_cli.audit.plan import PlannedArm, PlannedStrike, planned_arms
-from ecrl_cli.audit.promises import judged_arm
 from ecrl_cli.audit.records import Arm, read_arm
 from ecrl_cli.audit.runner import Job, Say, failed, install_recorder, last_words, run_arm
 from ecrl_cli.audit.verdict import AuditVerdict, arms_of, judge

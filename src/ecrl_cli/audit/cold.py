@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ecrl_cli.audit.components import BROKEN, COMPONENTS, KEPT, NOT_CHECKED, Finding, Judged, value_of
 from ecrl_cli.audit.lineage import Resumed
-from ecrl_cli.audit.promises import BROKEN, COMPONENTS, KEPT, NOT_CHECKED, Finding, Judged, value_of
 from ecrl_cli.audit.records import Step
 
 NAME = "cold"

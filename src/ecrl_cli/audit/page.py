@@ -6,7 +6,7 @@ from typing import Any
 
 from jinja2 import Environment
 
-from ecrl_cli.audit.promises import BROKEN, COMPONENTS, KEPT, UNKNOWN, Judged, value_of
+from ecrl_cli.audit.components import BROKEN, COMPONENTS, KEPT, UNKNOWN, Judged, value_of
 from ecrl_cli.audit.verdict import AuditVerdict
 from ecrl_cli.errors import visible
 

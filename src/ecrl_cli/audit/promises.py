@@ -1,123 +1,28 @@
-"""The recovery promises of a job, each judged from the records of its arms: kept, broken, unknown or not checked, with evidence."""
+"""The recovery promises of a job besides those about data (samples.py): kept, broken, unknown or not checked, with evidence."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
-from ecrl_cli.audit.lineage import Path, Resumed, path_of
-from ecrl_cli.audit.records import Arm, Step, same_number
-
-KEPT, BROKEN, UNKNOWN, NOT_CHECKED = "kept", "broken", "unknown", "not checked"
-SHOWN = 8
-
-# Components of a step, ordered by cause: a difference in one explains those in later ones, so the first that differs names the cause.
-COMPONENTS = (
-    "samples",
-    "input",
-    "generators",
-    "python generator",
-    "numpy generator",
-    "settings",
-    "scale",
-    "loss",
-    "buffers",
-    "parameters",
-    "optimizer",
-    "watched",
+from ecrl_cli.audit.components import (
+    BROKEN,
+    COMPONENTS,
+    KEPT,
+    MEANING,
+    NOT_CHECKED,
+    SHOWN,
+    UNKNOWN,
+    Finding,
+    Judged,
+    compare,
+    differing,
+    unrecorded,
+    unseeded,
+    value_of,
+    walk,
 )
-_DIGEST_OF = {
-    "generators": "rng",
-    "python generator": "rng_python",
-    "numpy generator": "rng_numpy",
-    "settings": "settings",
-    "buffers": "buffers",
-    "parameters": "params",
-    "optimizer": "optimizer",
-    "watched": "watched",
-}
-_MEANING = {
-    "samples": "the data position was not restored",
-    "input": "the same samples came out as other tensors: augmentation or a worker's seed was not restored",
-    "generators": "torch's random number generators were not restored",
-    "python generator": "Python's random number generator was not restored",
-    "numpy generator": "numpy's random number generator was not restored",
-    "settings": "the learning-rate schedule, or another setting of the optimizer, was not restored",
-    "scale": "the gradient scaler was not restored",
-    "loss": "parameters or buffers were not restored, or a generator that is not recorded",
-    "buffers": "the model's buffers were not restored",
-    "parameters": "the optimizer's state, its settings or the scaler were not restored",
-    "optimizer": "the optimizer's state was not restored",
-    "watched": "what the job watches by name was not restored",
-}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One promise of one arm. `step`: where it first broke, or None."""
-
-    promise: str
-    status: str
-    message: str
-    arm: str = ""
-    step: int | None = None
-    evidence: tuple[str, ...] = ()
-
-
-@dataclass
-class Judged:
-    """An arm, its path, and by step the components that differ from the reference."""
-
-    arm: Arm
-    path: Path
-    differs: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    ignored: frozenset[str] = frozenset()
-
-
-def value_of(step: Step, component: str) -> object:
-    """The recorded value of `component` in `step`; None if not recorded."""
-    if component == "samples":
-        return step.samples or None
-    if component == "input":
-        return step.inputs or None
-    if component == "scale":
-        return step.scale
-    if component == "loss":
-        return tuple(repr(loss) for loss in step.losses if loss is not None) or None
-    return step.digests.get(_DIGEST_OF[component])
-
-
-def differing(one: Step, other: Step) -> tuple[str, ...]:
-    """The components that both recorded with different values."""
-    return tuple(name for name in COMPONENTS if (a := value_of(one, name)) is not None and (b := value_of(other, name)) is not None and a != b)
-
-
-def compare(path: Path, reference: Path, ignored: frozenset[str] = frozenset()) -> dict[int, tuple[str, ...]]:
-    """By step, the components in which any rank differs from the same rank of `reference`."""
-    found: dict[int, tuple[str, ...]] = {}
-    for number in sorted(path.steps.keys() & reference.steps.keys()):
-        names: set[str] = set()
-        for rank, (attempt, step) in path.steps[number].items():
-            if rank in reference.steps[number] and attempt not in path.resized:
-                names.update(differing(step, reference.steps[number][rank][1]))
-        names -= ignored
-        if names:
-            found[number] = tuple(name for name in COMPONENTS if name in names)
-    return found
-
-
-# Generators that many jobs leave unseeded because they do not use them: compared only if two undisturbed runs agree in them.
-UNSEEDED = ("python generator", "numpy generator")
-
-
-def unseeded(references: list[Judged]) -> frozenset[str]:
-    """Those of UNSEEDED in which undisturbed runs differ; all of them if there is only one undisturbed run."""
-    if len(references) < 2:
-        return frozenset(UNSEEDED)
-    first, *others = references
-    differs = {name for other in others for names in compare(other.path, first.path).values() for name in names}
-    return frozenset(differs & set(UNSEEDED))
+from ecrl_cli.audit.lineage import Resumed
+from ecrl_cli.audit.records import Step, same_number
 
 
 def deterministic(references: list[Judged]) -> Finding:
@@ -139,131 +44,6 @@ def deterministic(references: list[Judged]) -> Finding:
             return Finding(promise, UNKNOWN, said, other.arm.name)
     evidence = tuple(f"the {name} is not seeded alike: it is not compared" for name in sorted(left_out))
     return Finding(promise, KEPT, f"{len(references)} undisturbed runs are equal in all {first.path.last} steps", evidence=evidence)
-
-
-def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Finding:
-    """The committed steps consumed the reference's samples, in its order unless `order` says that the order is free."""
-    promise, arm = "exactly once", judged.arm.name
-    known = [step for _, _, step in walk(judged.path) if step.samples]
-    if not known:
-        return Finding(promise, NOT_CHECKED, "no sample ids and no input hashes are on record", arm)
-    if reference is None:
-        return Finding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
-    free = order == "free" or (order == "auto" and not all(step.by_id for step in known))
-    if free:
-        return _as_often(judged, reference)
-    gap = unrecorded(judged, reference, ("samples",))
-    if gap:
-        return Finding(promise, UNKNOWN, gap, arm)
-    if judged.path.resized:
-        return _by_all_ranks(judged, reference)
-    for number in sorted(judged.path.steps):
-        for rank, (attempt, step) in sorted(judged.path.steps[number].items()):
-            due = reference.path.steps.get(number, {}).get(rank)
-            if due is None or not step.samples or not due[1].samples or step.samples == due[1].samples:
-                continue
-            return Finding(
-                promise, BROKEN, _told(judged, number, rank, attempt, step), arm, number, (_first_ids(step, due[1]), *_hints(judged, attempt))
-            )
-    return Finding(promise, KEPT, f"{len(known)} steps consumed the samples of the undisturbed run, in its order", arm)
-
-
-def unrecorded(judged: Judged, reference: Judged, components: tuple[str, ...]) -> str:
-    """What of `components` the undisturbed run recorded and this arm did not, in one sentence; empty if nothing is missing.
-
-    A rank that died has no record of the steps that the others finished without it.
-    """
-    path, final = judged.path, max(judged.path.offsets, default=0)
-    for number in range(1, min(path.last, reference.path.last) + 1):
-        ranks = path.steps.get(number)
-        if not ranks:
-            return f"step {number} is on no record"
-        attempt = next(iter(ranks.values()))[0]
-        if attempt in path.resized:
-            continue
-        for rank, (_, due) in reference.path.steps.get(number, {}).items():
-            if rank in ranks:
-                missing = [name for name in components if value_of(due, name) is not None and value_of(ranks[rank][1], name) is None]
-                if missing:
-                    return f"the {missing[0]} of step {number}, rank {rank}, is not on record (attempt {attempt})"
-            elif attempt == final:
-                return f"step {number} of rank {rank} is not on record (attempt {attempt})"
-    return ""
-
-
-def _by_all_ranks(judged: Judged, reference: Judged) -> Finding:
-    """With another number of processes a rank's share is another one: the ranks of a step together consumed what they did in the undisturbed run;
-    where a step is of another size, each sample came as often."""
-    for number, ranks in judged.path.steps.items():
-        due = reference.path.steps.get(number, {})
-        ours, theirs = (Counter(sample for _, step in found.values() for sample in step.samples) for found in (ranks, due))
-        if ours != theirs:
-            return _as_often(judged, reference)
-    sizes = " and ".join(str(size) for size in sorted({process.world_size for process in judged.arm.processes}, reverse=True))
-    return Finding("exactly once", KEPT, f"with {sizes} processes, each step consumed the samples of the undisturbed run", judged.arm.name)
-
-
-def _as_often(judged: Judged, reference: Judged) -> Finding:
-    """Each sample occurs as often as in the undisturbed run, in any order."""
-    promise, arm = "exactly once", judged.arm.name
-    ours, theirs = (Counter(sample for _, _, step in walk(j.path) for sample in step.samples) for j in (judged, reference))
-    extra, missing = ours - theirs, theirs - ours
-    if not extra and not missing:
-        return Finding(promise, KEPT, f"each of {sum(ours.values())} samples came as often as in the undisturbed run; their order is not judged", arm)
-    said = f"{sum(extra.values())} samples came too often and {sum(missing.values())} are missing, of {sum(theirs.values())}"
-    last = max(judged.path.offsets)
-    return Finding(promise, BROKEN, f"{said}: {_MEANING['samples']}", arm, _first_different_samples(judged, reference), _hints(judged, last))
-
-
-def _first_different_samples(judged: Judged, reference: Judged) -> int | None:
-    differs = compare(judged.path, reference.path)
-    return next((number for number in sorted(differs) if "samples" in differs[number]), None)
-
-
-def _told(judged: Judged, number: int, rank: int, attempt: int, step: Step) -> str:
-    """A description of the wrong samples of a step."""
-    for earlier in sorted(judged.path.steps):
-        if earlier >= number:
-            break
-        before = judged.path.steps[earlier].get(rank)
-        if before is not None and before[1].samples == step.samples:
-            return f"step {number} repeats the samples of step {earlier} (rank {rank}, attempt {attempt}): {_MEANING['samples']}"
-    return f"step {number} consumed other samples than the undisturbed run (rank {rank}, attempt {attempt}): {_MEANING['samples']}"
-
-
-def _first_ids(step: Step, due: Step) -> str:
-    return f"consumed {', '.join(step.samples[:SHOWN])}...; due {', '.join(due.samples[:SHOWN])}..."
-
-
-def _hints(judged: Judged, attempt: int) -> tuple[str, ...]:
-    """Calls in that attempt that set the data position, as evidence."""
-    calls = [call for process in judged.arm.attempts.get(attempt, []) for call in process.calls if call["after_step"] == 0]
-    epochs = sorted({str(call.get("epoch")) for call in calls if call.get("what") == "DistributedSampler.set_epoch"})
-    hints = [f"DistributedSampler.set_epoch was called with {', '.join(epochs)}"] if epochs else []
-    if not any(call.get("what") == "StatefulDataLoader.load_state_dict" for call in calls):
-        hints.append("no StatefulDataLoader.load_state_dict was called in that attempt")
-    return tuple(hints)
-
-
-def same_input(judged: Judged, reference: Judged | None) -> Finding:
-    """Equal samples give equal tensors: compared with the undisturbed run and between repeated steps."""
-    promise, arm, checked = "same input", judged.arm.name, 0
-    pairs = [(number, rank, before, after) for number, rank, _, before, after in judged.path.done_again]
-    if reference is not None:
-        pairs += [
-            (number, rank, reference.path.steps[number][rank][1], step)
-            for number in judged.path.steps
-            for rank, (attempt, step) in judged.path.steps[number].items()
-            if rank in reference.path.steps.get(number, {}) and attempt not in judged.path.resized
-        ]
-    for number, rank, before, after in sorted(pairs, key=lambda pair: pair[:2]):
-        if before.by_id and before.samples == after.samples and before.inputs and after.inputs:
-            checked += 1
-            if before.inputs != after.inputs:
-                return Finding(promise, BROKEN, f"step {number}, rank {rank}: {_MEANING['input']}", arm, number)
-    if not checked:
-        return Finding(promise, NOT_CHECKED, "no step with known sample ids and input hashes could be compared", arm)
-    return Finding(promise, KEPT, f"{checked} steps with the same samples had the same tensors", arm)
 
 
 def restored(judged: Judged, reference: Judged | None) -> Iterator[Finding]:
@@ -326,7 +106,7 @@ def _against(judged: Judged, begun: Resumed, reference: Judged | None, starts: d
         if wrong:
             key = "settings" if name == "settings" else "generators"
             rates = f"lr {[*starts[wrong[0]].get('lr', [])]} for {[*due[wrong[0]][1].lr]}" if name == "settings" else ""  # type: ignore[misc]
-            said = f"in front of step {number}, rank {', '.join(map(str, wrong))}: {_MEANING[key]}"
+            said = f"in front of step {number}, rank {', '.join(map(str, wrong))}: {MEANING[key]}"
             yield Finding(f"restored: {component}", BROKEN, said, arm, number, (rates,) if rates else ())
         elif pairs:
             yield Finding(f"restored: {component}", KEPT, f"attempt {begun.attempt} had those of the undisturbed run in front of step {number}", arm)
@@ -334,24 +114,17 @@ def _against(judged: Judged, begun: Resumed, reference: Judged | None, starts: d
     pairs = [pair for pair in pairs if pair[1] and pair[2]]
     if pairs and not _samples_differ(ours, due):  # other samples leave other running statistics
         wrong = [rank for rank, one, other in pairs if one != other]
-        said = f"behind step {number}, rank {', '.join(map(str, wrong))}: {_MEANING['buffers']}" if wrong else "they are those of the undisturbed run"
+        said = f"behind step {number}, rank {', '.join(map(str, wrong))}: {MEANING['buffers']}" if wrong else "they are those of the undisturbed run"
         yield Finding("restored: buffers", BROKEN if wrong else KEPT, said, arm, number if wrong else None)
     scales = [(rank, ours[rank][1].scale, due[rank][1].scale) for rank in ours.keys() & due.keys()]
     if any(one is not None or other is not None for _, one, other in scales):
         wrong = [rank for rank, one, other in scales if not same_number(one, other)]
-        said = f"in step {number}, rank {', '.join(map(str, wrong))}: {_MEANING['scale']}" if wrong else "the scale is that of the undisturbed run"
+        said = f"in step {number}, rank {', '.join(map(str, wrong))}: {MEANING['scale']}" if wrong else "the scale is that of the undisturbed run"
         yield Finding("restored: scaler", BROKEN if wrong else KEPT, said, arm, number if wrong else None)
 
 
 def _samples_differ(ours: dict[int, tuple[int, Step]], due: dict[int, tuple[int, Step]]) -> bool:
     return any(ours[rank][1].samples != due[rank][1].samples for rank in ours.keys() & due.keys())
-
-
-def walk(path: Path) -> Iterator[tuple[int, int, Step]]:
-    """(step, rank, record) of all committed steps, in order."""
-    for number in sorted(path.steps):
-        for rank in sorted(path.steps[number]):
-            yield number, rank, path.steps[number][rank][1]
 
 
 def same_trajectory(judged: Judged, reference: Judged | None, stable: bool) -> Finding:
@@ -360,7 +133,7 @@ def same_trajectory(judged: Judged, reference: Judged | None, stable: bool) -> F
     for number, rank, attempt, before, after in sorted(judged.path.done_again, key=lambda entry: entry[:2]):
         names = tuple(name for name in differing(before, after) if name not in judged.ignored)
         if names and stable:
-            said = f"step {number} was done twice and differs in {names[0]} (rank {rank}, attempt {attempt}): {_MEANING[names[0]]}"
+            said = f"step {number} was done twice and differs in {names[0]} (rank {rank}, attempt {attempt}): {MEANING[names[0]]}"
             return Finding(promise, BROKEN, said, arm, number, (f"differs in {', '.join(names)}",))
     if reference is None:
         return Finding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
@@ -370,7 +143,7 @@ def same_trajectory(judged: Judged, reference: Judged | None, stable: bool) -> F
         step = min(judged.differs)
         names = judged.differs[step]
         return Finding(
-            promise, BROKEN, f"differs from step {step} on, first in {names[0]}: {_MEANING[names[0]]}", arm, step, (f"differs in {', '.join(names)}",)
+            promise, BROKEN, f"differs from step {step} on, first in {names[0]}: {MEANING[names[0]]}", arm, step, (f"differs in {', '.join(names)}",)
         )
     gap = unrecorded(judged, reference, tuple(name for name in COMPONENTS if name not in judged.ignored))
     if gap:
@@ -447,8 +220,3 @@ def progress(judged: Judged) -> Finding:
     again = len({(number, attempt) for number, _, attempt, _, _ in judged.path.done_again})
     seconds = sum(before.seconds for _, rank, _, before, _ in judged.path.done_again if rank == 0)
     return Finding(promise, KEPT, f"{len(launches) - 1} restarts, {again} steps done again ({seconds:.2g} s of work)", arm)
-
-
-def judged_arm(arm: Arm, reference: Judged | None = None, ignored: frozenset[str] = frozenset()) -> Judged:
-    path = path_of(arm)
-    return Judged(arm, path, compare(path, reference.path, ignored) if reference is not None else {}, ignored)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.audit import cold, promises
-from ecrl_cli.audit.promises import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged, judged_arm
+from ecrl_cli.audit import cold, components, promises, samples
+from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged, judged_arm
 from ecrl_cli.audit.records import Arm, read_arm
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import EvidenceMissing
@@ -59,22 +59,22 @@ def judge(references: Iterable[Arm], struck: Iterable[Arm], order: str = "auto")
     """Judge every arm with faults against the first reference."""
     undisturbed = [judged_arm(arm) for arm in references]
     for other in undisturbed[1:]:
-        other.ignored = promises.unseeded(undisturbed)
-        other.differs = promises.compare(other.path, undisturbed[0].path, other.ignored)
+        other.ignored = components.unseeded(undisturbed)
+        other.differs = components.compare(other.path, undisturbed[0].path, other.ignored)
     findings = [promises.deterministic(undisturbed)] if undisturbed else []
     for judged in undisturbed:
         findings += [f for f in [_completed(judged)] if f is not None]
     stable = not findings or findings[0].status != UNKNOWN
     reference = undisturbed[0] if undisturbed else None
-    every = [judged_arm(arm, reference, promises.unseeded(undisturbed)) for arm in struck]
+    every = [judged_arm(arm, reference, components.unseeded(undisturbed)) for arm in struck]
     arms = [judged for judged in every if judged.arm.name != cold.NAME]
     started_cold = next((judged for judged in every if judged.arm.name == cold.NAME), None)
     for judged in arms:
         if started_cold is not None:
             findings.append(cold.state_used(judged, started_cold, reference))
         findings += [
-            promises.exactly_once(judged, reference, order) if stable else _unstable("exactly once", judged),
-            promises.same_input(judged, reference if stable else None),
+            samples.exactly_once(judged, reference, order) if stable else _unstable("exactly once", judged),
+            samples.same_input(judged, reference if stable else None),
             *(promises.restored(judged, reference if stable else None)),
             promises.right_checkpoint(judged),
             promises.same_trajectory(judged, reference, stable),

@@ -1,0 +1,110 @@
+"""The promises about data: each sample exactly once, and the same tensors for the same samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ecrl_cli.audit.components import BROKEN, KEPT, MEANING, NOT_CHECKED, SHOWN, UNKNOWN, Finding, Judged, compare, unrecorded, walk
+from ecrl_cli.audit.records import Step
+
+
+def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Finding:
+    """The committed steps consumed the reference's samples, in its order unless `order` says that the order is free."""
+    promise, arm = "exactly once", judged.arm.name
+    known = [step for _, _, step in walk(judged.path) if step.samples]
+    if not known:
+        return Finding(promise, NOT_CHECKED, "no sample ids and no input hashes are on record", arm)
+    if reference is None:
+        return Finding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
+    free = order == "free" or (order == "auto" and not all(step.by_id for step in known))
+    if free:
+        return _as_often(judged, reference)
+    gap = unrecorded(judged, reference, ("samples",))
+    if gap:
+        return Finding(promise, UNKNOWN, gap, arm)
+    if judged.path.resized:
+        return _by_all_ranks(judged, reference)
+    for number in sorted(judged.path.steps):
+        for rank, (attempt, step) in sorted(judged.path.steps[number].items()):
+            due = reference.path.steps.get(number, {}).get(rank)
+            if due is None or not step.samples or not due[1].samples or step.samples == due[1].samples:
+                continue
+            return Finding(
+                promise, BROKEN, _told(judged, number, rank, attempt, step), arm, number, (_first_ids(step, due[1]), *_hints(judged, attempt))
+            )
+    return Finding(promise, KEPT, f"{len(known)} steps consumed the samples of the undisturbed run, in its order", arm)
+
+
+def _by_all_ranks(judged: Judged, reference: Judged) -> Finding:
+    """With another number of processes a rank's share is another one: the ranks of a step together consumed what they did in the undisturbed run;
+    where a step is of another size, each sample came as often."""
+    for number, ranks in judged.path.steps.items():
+        due = reference.path.steps.get(number, {})
+        ours, theirs = (Counter(sample for _, step in found.values() for sample in step.samples) for found in (ranks, due))
+        if ours != theirs:
+            return _as_often(judged, reference)
+    sizes = " and ".join(str(size) for size in sorted({process.world_size for process in judged.arm.processes}, reverse=True))
+    return Finding("exactly once", KEPT, f"with {sizes} processes, each step consumed the samples of the undisturbed run", judged.arm.name)
+
+
+def _as_often(judged: Judged, reference: Judged) -> Finding:
+    """Each sample occurs as often as in the undisturbed run, in any order."""
+    promise, arm = "exactly once", judged.arm.name
+    ours, theirs = (Counter(sample for _, _, step in walk(j.path) for sample in step.samples) for j in (judged, reference))
+    extra, missing = ours - theirs, theirs - ours
+    if not extra and not missing:
+        return Finding(promise, KEPT, f"each of {sum(ours.values())} samples came as often as in the undisturbed run; their order is not judged", arm)
+    said = f"{sum(extra.values())} samples came too often and {sum(missing.values())} are missing, of {sum(theirs.values())}"
+    last = max(judged.path.offsets)
+    return Finding(promise, BROKEN, f"{said}: {MEANING['samples']}", arm, _first_different_samples(judged, reference), _hints(judged, last))
+
+
+def _first_different_samples(judged: Judged, reference: Judged) -> int | None:
+    differs = compare(judged.path, reference.path)
+    return next((number for number in sorted(differs) if "samples" in differs[number]), None)
+
+
+def _told(judged: Judged, number: int, rank: int, attempt: int, step: Step) -> str:
+    """A description of the wrong samples of a step."""
+    for earlier in sorted(judged.path.steps):
+        if earlier >= number:
+            break
+        before = judged.path.steps[earlier].get(rank)
+        if before is not None and before[1].samples == step.samples:
+            return f"step {number} repeats the samples of step {earlier} (rank {rank}, attempt {attempt}): {MEANING['samples']}"
+    return f"step {number} consumed other samples than the undisturbed run (rank {rank}, attempt {attempt}): {MEANING['samples']}"
+
+
+def _first_ids(step: Step, due: Step) -> str:
+    return f"consumed {', '.join(step.samples[:SHOWN])}...; due {', '.join(due.samples[:SHOWN])}..."
+
+
+def _hints(judged: Judged, attempt: int) -> tuple[str, ...]:
+    """Calls in that attempt that set the data position, as evidence."""
+    calls = [call for process in judged.arm.attempts.get(attempt, []) for call in process.calls if call["after_step"] == 0]
+    epochs = sorted({str(call.get("epoch")) for call in calls if call.get("what") == "DistributedSampler.set_epoch"})
+    hints = [f"DistributedSampler.set_epoch was called with {', '.join(epochs)}"] if epochs else []
+    if not any(call.get("what") == "StatefulDataLoader.load_state_dict" for call in calls):
+        hints.append("no StatefulDataLoader.load_state_dict was called in that attempt")
+    return tuple(hints)
+
+
+def same_input(judged: Judged, reference: Judged | None) -> Finding:
+    """Equal samples give equal tensors: compared with the undisturbed run and between repeated steps."""
+    promise, arm, checked = "same input", judged.arm.name, 0
+    pairs = [(number, rank, before, after) for number, rank, _, before, after in judged.path.done_again]
+    if reference is not None:
+        pairs += [
+            (number, rank, reference.path.steps[number][rank][1], step)
+            for number in judged.path.steps
+            for rank, (attempt, step) in judged.path.steps[number].items()
+            if rank in reference.path.steps.get(number, {}) and attempt not in judged.path.resized
+        ]
+    for number, rank, before, after in sorted(pairs, key=lambda pair: pair[:2]):
+        if before.by_id and before.samples == after.samples and before.inputs and after.inputs:
+            checked += 1
+            if before.inputs != after.inputs:
+                return Finding(promise, BROKEN, f"step {number}, rank {rank}: {MEANING['input']}", arm, number)
+    if not checked:
+        return Finding(promise, NOT_CHECKED, "no step with known sample ids and input hashes could be compared", arm)
+    return Finding(promise, KEPT, f"{checked} steps with the same samples had the same tensors", arm)

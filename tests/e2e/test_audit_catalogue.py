@@ -1,0 +1,129 @@
+"""Every recovery bug of examples/jobs/plain.py is found and its component named; healthy jobs under random kills are never called invalid.
+
+Slow: about 5 minutes on two idle cores. The jobs are forks of one process that has imported torch (forked_jobs.py).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.audit.plan import PlannedStrike
+from ecrl_cli.audit.records import Arm, read_arm
+from ecrl_cli.audit.runner import Job, run_arm
+from ecrl_cli.audit.verdict import AuditVerdict, judge, render
+from ecrl_cli.config.audit import AuditKeys
+from tests.e2e.forked_jobs import ForkServer
+
+JOB = str(Path(__file__).parents[2] / "examples" / "jobs" / "plain.py")
+LAST = 24  # steps of the job; it saves behind every 5th
+AUDITS = 100
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+POSITION = "the data position was not restored"
+GENERATORS = "torch's random number generators were not restored"
+SCHEDULE = "the learning-rate schedule, or another setting of the optimizer, was not restored"
+OPTIMIZER = "the optimizer's state in front of step 11 is that of no earlier step, the parameters are those of step 10"
+PARAMETERS = "the parameters in front of the first step of attempt 1 are those of no earlier step"
+# By bug, the promise that the diagnosis is about, and what it says. Two ranks, rank 1 killed at step 13; the newest checkpoint is that of step 10.
+EXPECTED: dict[str, tuple[str, str]] = {
+    "position": ("exactly once", f"step 11 repeats the samples of step 9 (rank 0, attempt 1): {POSITION}"),
+    "position off by one": ("exactly once", POSITION),
+    "position without accumulation": ("exactly once", f"step 11 repeats the samples of step 10 (rank 0, attempt 1): {POSITION}"),
+    "epoch not set": ("exactly once", f"step 11 repeats the samples of step 3 (rank 0, attempt 1): {POSITION}"),
+    "epoch off by one": ("exactly once", POSITION),
+    "next epoch skipped": ("exactly once", POSITION),
+    "ends early": ("same end", "ended at step 12, the undisturbed run at step 24"),
+    "generators": ("restored: generators", GENERATORS),
+    "generators drawn from": ("restored: generators", GENERATORS),
+    "generators of rank 0": ("restored: generators", f"in front of step 11, rank 1: {GENERATORS}"),
+    "seeded behind the load": ("restored: generators", GENERATORS),
+    "augmentation": ("same input", "the same samples came out as other tensors: augmentation or a worker's seed was not restored"),
+    "scheduler twice": ("restored: schedule and settings", SCHEDULE),
+    "scheduler anew": ("same trajectory", f"differs in settings (rank 0, attempt 1): {SCHEDULE}"),
+    "lr stale": ("restored: schedule and settings", SCHEDULE),
+    "optimizer": ("restored: optimizer", "is that of no earlier step (0 entries): it was not loaded"),
+    "second moment": ("restored: optimizer", OPTIMIZER),
+    "counter": ("restored: optimizer", OPTIMIZER),
+    "state shuffled": ("restored: optimizer", OPTIMIZER),
+    "state in bf16": ("restored: optimizer", OPTIMIZER),
+    "weight decay": ("restored: schedule and settings", SCHEDULE),
+    "scaler": ("restored: scaler", "the gradient scaler was not restored"),
+    "buffers": ("restored: buffers", "the model's buffers were not restored"),
+    "average": ("restored: parameters", PARAMETERS),
+    "older checkpoint": ("right checkpoint", "attempt 1 went on behind step 5, and a checkpoint of step 10 had been finished"),
+    "cold start": ("right checkpoint", "attempt 1 went on behind step 0, and a checkpoint of step 10 had been finished"),
+    "one parameter": ("restored: parameters", PARAMETERS),
+}
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Arms of the job, each in a folder of its own, with two undisturbed ones to compare with."""
+
+    server: ForkServer
+    folder: Path
+    ranks: int
+
+    def arm(self, name: str, strikes: tuple[PlannedStrike, ...] = (), bug: str = "") -> Arm:
+        words = self.server.command(JOB, "--out", "{dir}", ranks=self.ranks)
+        run_arm(Buggy(words, AuditKeys(), self.folder, bug=bug), self.folder / name, strikes, lambda said: None)
+        return read_arm(self.folder / name)
+
+    def judged(self, references: list[Arm], name: str, strikes: tuple[PlannedStrike, ...], bug: str = "") -> AuditVerdict:
+        return judge(references, [self.arm(name, strikes, bug)])
+
+
+@dataclass(frozen=True)
+class Buggy(Job):
+    """The bug is in what goes on behind a checkpoint: the first attempt is the healthy job."""
+
+    bug: str = ""
+
+    def command(self, arm: Path, attempt: int) -> list[str]:
+        words = super().command(arm, attempt)
+        return [*words, "--bug", self.bug] if attempt and self.bug else words
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def pair(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Jobs, list[Arm]]:
+    jobs = Jobs(server, tmp_path_factory.mktemp("pair"), 2)
+    return jobs, [jobs.arm("ref"), jobs.arm("ref2")]
+
+
+@pytest.mark.parametrize("bug", EXPECTED)
+def test_each_planted_bug_is_found_and_its_component_named(pair: tuple[Jobs, list[Arm]], bug: str) -> None:
+    jobs, references = pair
+    verdict = jobs.judged(references, bug.replace(" ", "-"), (PlannedStrike(0, 0, "kill", 1, 13, "before"),), bug)
+    promise, said = EXPECTED[bug]
+    broken = [found for found in verdict.findings if found.status == "broken" and found.message == verdict.diagnosis]
+    assert verdict.status == "invalid" and said in verdict.diagnosis and broken[0].promise == promise, render(verdict, bug)
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_no_healthy_job_under_random_kills_is_called_invalid(server: ForkServer, tmp_path: Path, ranks: int) -> None:
+    """Half of the audits each for one process and for two: one to three failures at any step, moment and rank."""
+    jobs = Jobs(server, tmp_path, ranks)
+    references = [jobs.arm("ref"), jobs.arm("ref2")]
+    draw, wrong, fired = random.Random(17 + ranks), [], 0
+    for number in range(AUDITS // 2):
+        steps = sorted(draw.sample(range(2, LAST + 1), draw.randint(1, 3)))
+        moments = [draw.choice(("before", "backward", "optimizer")) for _ in steps]
+        kinds = [draw.choice(("kill", "kill", "exit", "raise")) for _ in steps]
+        drawn = enumerate(zip(kinds, steps, moments, strict=True))
+        strikes = tuple(PlannedStrike(i, i, kind, draw.randrange(max(1, ranks)), step, moment) for i, (kind, step, moment) in drawn)
+        verdict = jobs.judged(references, f"audit-{number:03d}", strikes)
+        fired += sum(launch.planned for launch in verdict.arms[0].arm.launches)
+        if verdict.status != "valid":
+            wrong.append(f"{strikes}\n{render(verdict, 'audit')}")
+    assert wrong == [] and fired >= AUDITS // 2
