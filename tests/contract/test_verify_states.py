@@ -112,6 +112,19 @@ def test_ranks_whose_buffers_the_strategy_makes_equal_must_end_with_equal_ones(s
     assert "the end of rank 1 differs from that of rank 0 in buffers" in told(found(verify_run(layout.root)))
 
 
+def test_an_attempt_without_a_step_of_its_own_ends_with_rank_0s_buffers_on_every_rank(tmp_path: Path) -> None:
+    """Killed behind the target's checkpoint. Nobody runs another forward pass, so that rank 1 does not get its own statistics back."""
+    own = {1: "1" * 64}
+    keys = {"precision": "fp16", "state_digests": "true"}
+    ref = StateBuilder(tmp_path / "ref", replace(config_of("ref"), **keys), own_buffers=own).build()
+    run = StateBuilder(tmp_path / "blk", replace(config_of("blk", "kill", (24,), 1), **keys), own_buffers=own).build()
+    verdict = verify_run(run.root, ref.root)
+    assert verdict.status == VALID, render(verdict)
+    edit_json(run.attempt(1).final, lambda final: final["ranks"][1].update(buffers=own[1]))
+    finding = found(verify_run(run.root, ref.root))
+    assert finding.status == INVALID and "the end of rank 1 differs from that of rank 0 in buffers" in told(finding), finding
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [

@@ -93,6 +93,7 @@ class RunBuilder:
     spoil: dict[int, int] = field(default_factory=dict)
     bug_from: int = 0  # from that step on a resumed attempt computes other losses and tensors: a recovery bug
     now: float = 1000.0
+    own_buffers: dict[int, str] = field(default_factory=dict)  # by rank, the digest of its buffers behind its steps where it is not rank 0's
 
     def __post_init__(self) -> None:
         self.states = isinstance(self.config.state_digests, str)  # whether the state of each rank is recorded
@@ -147,8 +148,8 @@ class RunBuilder:
             resumed_from=resumed,
             rejected=rejected,
             resumed_state=self.saved_in(resumed),
-            first_step=step + 1,
-            last_step=last,
+            first_step=step + 1 if last > step else None,
+            last_step=last if last > step else None,
             launched_at=launched,
             ended_at=ended,
         )
@@ -198,6 +199,7 @@ class Worker:
 
     def __init__(self, run: RunBuilder, attempt: int, step: int, armed: dict[int, PlannedFailure]) -> None:
         self.run, self.number, self.step, self.armed = run, attempt, step, armed
+        self.first = step + 1
         self.logs = run.layout.attempt(attempt)
         self.ranks, self.until = run.ranks_behind(step), next_change(run.config, step)
         self.journals = [Journal(self.logs.rank(rank)) for rank in range(self.ranks)]
@@ -365,7 +367,8 @@ class Worker:
         own = f"rng.rank{rank}."
         rng = {name.removeprefix(own): sha for name, sha in tensors.items() if name.startswith(own)}
         found = components_of(tensors)
-        return RankState(rank, found.parameters, found.buffers, found.optimizer, rng_digest(rng), train_digest(self.train_state()))
+        buffers = self.run.own_buffers.get(rank, found.buffers) if self.step >= self.first else found.buffers  # restored: rank 0's
+        return RankState(rank, found.parameters, buffers, found.optimizer, rng_digest(rng), train_digest(self.train_state()))
 
     def strike(self) -> InjectedFault | None:
         entry = self.armed.get(self.step)

@@ -10,7 +10,7 @@ from ecrl_cli.records.events import Attempt, FinalState
 from ecrl_cli.records.rank_state import RANK_COMPONENTS, RankState
 from ecrl_cli.records.state_digests import digest_due, digests_configured, recorded_by_rank, worked_out
 from ecrl_cli.verify.disk_state import StoredCheckpoint
-from ecrl_cli.verify.state_values import Values, differing, equal_on_ranks, has_digests, values_of
+from ecrl_cli.verify.state_values import Values, differing, ends_as_restored, equal_on_ranks, has_digests, values_of
 from ecrl_cli.verify.train_state import train_digest_of
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
@@ -117,7 +117,7 @@ def check_end(case: Case, notes: FindingBuilder) -> bool:
     if [state.rank for state in final.ranks] != list(range(last.world_size)):
         notes.broken(f"final.json has the end of ranks {[state.rank for state in final.ranks]}, attempt {last.attempt} had {last.world_size} ranks")
         return False
-    first, claimed = final.ranks[0], equal_on_ranks(case.run)
+    first, claimed = final.ranks[0], equal_on_ranks(case.run) | ({"buffers"} if ends_as_restored(case.run) else frozenset())
     for state in final.ranks:
         if names := [name for name in RANK_COMPONENTS if name in claimed and getattr(state, name) != getattr(first, name)]:
             notes.broken(f"the end of rank {state.rank} differs from that of rank 0 in {', '.join(names)}")

@@ -46,6 +46,12 @@ def equal_buffers(run: RunRecords) -> bool:
     return config.elastic.replicas > 0 or survivors_stay(config) or (final is not None and final.buffers_digest == NO_TENSORS)
 
 
+def ends_as_restored(run: RunRecords) -> bool:
+    """Whether the attempt that ended the run took no step: its ranks end in what they restored, with rank 0's buffers, which alone are saved."""
+    final = run.final
+    return final is not None and any(a.attempt == final.attempt > 0 and a.resumed_from_step == final.global_step for a in run.attempts)
+
+
 def equal_on_ranks(run: RunRecords) -> frozenset[str]:
     """The names that must be equal on all ranks. With replicas the generators belong to no rank and are included."""
     buffers = ("buffers", STATE) if equal_buffers(run) else ()
@@ -61,7 +67,7 @@ def differing_ends(run: RunRecords, reference: RunRecords) -> list[str]:
     """Differences of the final state, rank by rank, from the reference's. With different world sizes, the common ranks: with replicas all end
     alike."""
     theirs = {state.rank: state for state in (reference.final.ranks if reference.final else ())}
-    skipped = ("buffers",) if survivors_stay(run.stored.config) != survivors_stay(reference.stored.config) else ()
+    skipped = ("buffers",) if _ends_with_one_ranks_buffers(run) != _ends_with_one_ranks_buffers(reference) else ()
     found = []
     for state in run.final.ranks if run.final else ():
         other, claimed = theirs.get(state.rank), [name for name in RANK_COMPONENTS if state.rank == 0 or name not in skipped]
@@ -69,3 +75,8 @@ def differing_ends(run: RunRecords, reference: RunRecords) -> list[str]:
         if names:
             found.append(f"the end of rank {state.rank} differs from that of the reference's in {', '.join(names)}")
     return found
+
+
+def _ends_with_one_ranks_buffers(run: RunRecords) -> bool:
+    """Whether every rank ends with rank 0's buffers, where stock DDP leaves each rank its own."""
+    return survivors_stay(run.stored.config) or ends_as_restored(run)
