@@ -30,10 +30,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from bench.stall import WORLD, Bench, begun, median_ratio, memory_copy, writer_of
 
-from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
-from ecrl_cli.checkpoint.strategies.context import StrategyInputs
-from ecrl_cli.checkpoint.strategies.factory import make_strategy
-from ecrl_cli.checkpoint.strategies.strategy import Strategy
+from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
+from ecrl_cli.checkpoint.strategies.strategy import Strategy, StrategyInputs, make_strategy
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.journal import Journal, read_json

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.checkpoint.format.hashing import workers
-from ecrl_cli.checkpoint.repair.crc_bit_flip import BitFlip
+from ecrl_cli.checkpoint.repair.damage import BitFlip
 from ecrl_cli.checkpoint.repair.diagnose import diagnose
 from ecrl_cli.checkpoint.repair.scrub import ScrubConfig, scrub
 from ecrl_cli.checkpoint.store.store import CheckpointStore

@@ -33,10 +33,9 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import resnet18
 
-from ecrl_cli.checkpoint.capture.train_position import TrainPosition
 from ecrl_cli.checkpoint.capture.train_state import TrainState
-from ecrl_cli.checkpoint.strategies.context import StrategyInputs
-from ecrl_cli.checkpoint.strategies.factory import make_strategy
+from ecrl_cli.checkpoint.format.train_document import TrainPosition
+from ecrl_cli.checkpoint.strategies.strategy import StrategyInputs, make_strategy
 from ecrl_cli.checkpoint.writer.protocol import listen
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.linux.clock import monotonic

@@ -31,11 +31,11 @@ from torchvision.models import resnet50
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.capture.staging_buffer import CapturePlanner, StagingBuffer
-from ecrl_cli.checkpoint.capture.train_position import TrainPosition
 from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.checkpoint.format.hashing import workers
 from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta
 from ecrl_cli.checkpoint.format.names import TRAIN
+from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.linux.clock import monotonic

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ecrl_cli.training import ddp
+from ecrl_cli.training import train_step
 
 RANKS, SHAPE = 3, (1, 8, 8)
 
@@ -55,7 +55,7 @@ def one_rank(rank: int, folder: Path) -> None:
 
 def resumed_alike(rank: int, unused: bool, settled: bool) -> bool:
     """Whether the steps behind a copy are those of the processes that go on."""
-    patched: Any = nullcontext() if settled else mock.patch.object(ddp, "_iterate", lambda *given: None)
+    patched: Any = nullcontext() if settled else mock.patch.object(train_step, "_iterate", lambda *given: None)
     with patched:
         going_on, optimizer = trainer(unused)
         steps(going_on, optimizer, rank, range(3))
@@ -72,7 +72,7 @@ def trainer(unused: bool) -> tuple[Any, torch.optim.Optimizer]:
     torch.manual_seed(5)
     model = Crossed()
     before = digest_of(model)
-    wrapped = ddp.wrap(model, ddp.WarmUp(SHAPE, torch.device("cpu"), nullcontext(), unused), bucket_cap_mb=0.02)
+    wrapped = train_step.wrap(model, train_step.WarmUp(SHAPE, torch.device("cpu"), nullcontext(), unused), bucket_cap_mb=0.02)
     assert digest_of(model) == before and all(parameter.grad is None for parameter in model.parameters()), "the warm-up left a trace"
     return wrapped, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 

@@ -23,19 +23,18 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.failures.plan import pending
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.pdeathsig import die_with_parent
-from ecrl_cli.records.attempt_spec import AttemptSpec
+from ecrl_cli.linux.processes import print_to
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, RankError, SpareReady
+from ecrl_cli.records.messages import Assignment, AttemptSpec, Hello, LeftAttempt, RankError, SpareReady
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.launch.zygote_main import HOST, start_store
 from ecrl_cli.supervision.watch import control_server as listening
 from ecrl_cli.supervision.watch.control_server import Connection, ControlServer
 from ecrl_cli.training import in_place_session, worker  # noqa: F401
-from ecrl_cli.training.output import print_to
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress
 
 SILENT_S = 60.0  # no case takes as long between two things that happen

@@ -18,14 +18,12 @@ import time
 from pathlib import Path
 
 from ecrl_cli.config.codec import decode, encode
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import FinalState, RankLine
 from ecrl_cli.records.journal import Journal, line_of, read_json
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, RankError, SpareReady
+from ecrl_cli.records.messages import Assignment, AttemptSpec, Hello, LeftAttempt, RankError, SpareReady
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.training.control_client import Control, _connect
-from ecrl_cli.training.heartbeat import HeartbeatWriter
+from ecrl_cli.training.control_client import Control, HeartbeatWriter, _connect
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress
 
 

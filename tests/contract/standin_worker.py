@@ -27,9 +27,8 @@ from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Hello, Progress, RankError
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.training import stack_dump_handler
-from ecrl_cli.training.control_client import Control
-from ecrl_cli.training.heartbeat import HeartbeatWriter
+from ecrl_cli.training import control_client
+from ecrl_cli.training.control_client import Control, HeartbeatWriter
 from ecrl_cli.training.rendezvous import Rendezvous
 
 HANGING = ("freeze", "spin", "grasp")
@@ -37,7 +36,7 @@ HANGING = ("freeze", "spin", "grasp")
 
 def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float) -> int:
     layout, rank = RunLayout(run_dir), rendezvous.rank
-    control = Control(layout, Hello(rank, os.getpid(), attempt, started, stacks=stack_dump_handler.answer()))
+    control = Control(layout, Hello(rank, os.getpid(), attempt, started, stacks=control_client.answer_stack_dumps()))
     control.attach()
     pulse = HeartbeatWriter(control.heartbeats, rank)
     sys.stdout.write(f"rank {rank} of {rendezvous.world_size} prints\n")

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ecrl_cli.linux.pdeathsig import die_with_parent
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup, PeersLost, group_of_one
-from ecrl_cli.recovery.membership import HeartbeatMembership
+from ecrl_cli.recovery.group_rendezvous import HeartbeatMembership
 from ecrl_cli.supervision.launch.zygote_main import start_store
 
 STEPS, BATCH, WIDTH = 8, 24, 64

@@ -16,7 +16,7 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from ecrl_cli.errors import ConfigError
-from ecrl_cli.training.ddp import WarmUp, wrap
+from ecrl_cli.training.train_step import WarmUp, wrap
 
 HERE = Path(__file__).parents[2]
 

@@ -15,10 +15,10 @@ from ecrl_cli.config.launchers import LAUNCHERS
 from ecrl_cli.config.schema import CheckpointConfig, RecoveryConfig, RunConfig, SupervisionConfig
 from ecrl_cli.errors import NoProgress, Stopped
 from ecrl_cli.failures.plan import plan
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import SupervisorRecord
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.supervision.console import SilentUI
 from ecrl_cli.supervision.launch import zygote

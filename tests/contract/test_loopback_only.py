@@ -18,7 +18,7 @@ import pytest
 
 from ecrl_cli.config.launchers import LAUNCHERS
 from ecrl_cli.supervision.launch.launcher import LaunchSpec, RunningAttempt
-from ecrl_cli.supervision.launch.torchrun_agent import AgentAttempt
+from ecrl_cli.supervision.launch.torchrun import AgentAttempt
 from tests.contract.standin import PYTHONPATH, registered_launcher, scripted, spec
 
 GROUP = "tests.contract.standin_group"

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
+from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
 from ecrl_cli.checkpoint.store.store import CheckpointStore
-from ecrl_cli.checkpoint.strategies.context import StrategyInputs
-from ecrl_cli.checkpoint.strategies.factory import make_strategy
-from ecrl_cli.checkpoint.strategies.strategy import Strategy
+from ecrl_cli.checkpoint.strategies.strategy import Strategy, StrategyInputs, make_strategy
 from ecrl_cli.config.schema import CheckpointConfig, ElasticConfig, RunConfig, SupervisionConfig
 from ecrl_cli.config.strategies import STRATEGIES, StrategyKind
 from ecrl_cli.linux.clock import monotonic

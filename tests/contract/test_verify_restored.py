@@ -14,7 +14,7 @@ import pytest
 from ecrl_cli.config.schema import ElasticConfig
 from ecrl_cli.history.load import AttemptRecords, RunRecords, load
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.rank_state import RANK_COMPONENTS, RankState, RestoredState
+from ecrl_cli.records.state_digests import RANK_COMPONENTS, RankState, RestoredState
 from ecrl_cli.records.survivor_records import SurvivorReport
 from ecrl_cli.verify.state_restored import PROMISE, state_restored
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, render

@@ -11,8 +11,8 @@ import pytest
 from ecrl_cli.config.codec import encode
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document
+from ecrl_cli.records.digests import source_sha256
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.source_code import source_sha256
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.attempts.supervisor_record import SupervisorRecordWriter, read_record, with_phases
 from ecrl_cli.verify.verdict import VALID, render

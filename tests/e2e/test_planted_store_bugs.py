@@ -26,7 +26,7 @@ SHAPE = tiny("world_size=1", "target_steps=12", "checkpoint.every=2", "failure=l
 HONEST = "none"
 pytestmark = pytest.mark.timeout(600)  # one sweep of all
 
-_STORE, _SAVING = "ecrl_cli.checkpoint.store.store", "ecrl_cli.checkpoint.store.save_and_log"
+_STORE, _SAVING = "ecrl_cli.checkpoint.store.store", "ecrl_cli.checkpoint.store.checkpoint_log"
 _RETIRE = """
     def retire(self):
         gone = []
@@ -209,8 +209,8 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
     ),
     "damage that changes nothing": (
         """
-    from ecrl_cli.failures import bit_rot
-    patch(bit_rot, "inflict", lambda damage: None)
+    from ecrl_cli.failures import storage_faults
+    patch(storage_faults, "inflict", lambda damage: None)
 """,
         FAILURES,
         INVALID,

@@ -128,12 +128,13 @@ SPOILT = {
     "replicas off by one": (
         "ecrl_cli.config.elastic",
         """
-    from ecrl_cli.training import replica_allreduce, session
+    from ecrl_cli.training import session
+    from ecrl_cli.training import replicas
     owned = module.owned
     def off(replicas, rank, world_size):
         mine = owned(replicas, rank, world_size)
         return range(mine.start + (rank > 0), mine.stop + (rank < world_size - 1))
-    module.owned = replica_allreduce.owned = session.owned = off
+    module.owned = replicas.owned = session.owned = off
 """,
     ),
 }

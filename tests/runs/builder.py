@@ -17,8 +17,7 @@ from ecrl_cli.checkpoint.format.hashing import tensor_sha256
 from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, TensorSpec, plan_image
 from ecrl_cli.checkpoint.format.manifest import components, components_of
 from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG, TRAIN
-from ecrl_cli.checkpoint.format.saved_state import saved_state, tensor_digests
-from ecrl_cli.checkpoint.format.train_document import rng_digest, train_digest
+from ecrl_cli.checkpoint.format.train_document import rng_digest, saved_state, tensor_digests, train_digest
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.elastic import next_change, owned, world_size_after
@@ -29,7 +28,6 @@ from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import (
     Attempt,
     CheckpointLine,
@@ -46,8 +44,9 @@ from ecrl_cli.records.events import (
 )
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.rank_state import RANK_COMPONENTS, RankState, RestoredState
+from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.records.run_config import write_run_config
+from ecrl_cli.records.state_digests import RANK_COMPONENTS, RankState, RestoredState
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.attempts.supervisor_record import with_phases
 from ecrl_cli.verify.train_state import learning_rate

@@ -11,10 +11,10 @@ from ecrl_cli.config.schema import FailureConfig, RecoveryConfig, SupervisionCon
 from ecrl_cli.data.order import epoch_order, shard, window
 from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.failures.plan import plan
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import Attempt, InjectedFault, ResumedFrom
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.records.survivor_records import LOST, LostSamples, RedoneStep, SurvivorReport
 from tests.runs.builder import SAMPLES, WALL, RunBuilder, Worker, config_of
 

@@ -14,7 +14,7 @@ import pytest
 
 from ecrl_cli.checkpoint.format.names import CHUNK, COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
 from ecrl_cli.checkpoint.repair import record_repair
-from ecrl_cli.checkpoint.repair.crc_bit_flip import BitFlip, flipped, single_flip
+from ecrl_cli.checkpoint.repair.damage import BitFlip, flipped, single_flip
 from ecrl_cli.checkpoint.repair.diagnose import diagnose, line
 from ecrl_cli.checkpoint.repair.repair import check_folder, repair
 from ecrl_cli.checkpoint.store.integrity import verify_checkpoint

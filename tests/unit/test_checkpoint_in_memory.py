@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from ecrl_cli.checkpoint.capture import memory_snapshots as records
+from ecrl_cli.checkpoint.capture import shared_memory as records
 from ecrl_cli.checkpoint.capture.loading import load_snapshot
-from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
-from ecrl_cli.checkpoint.capture.train_position import TrainPosition
-from ecrl_cli.checkpoint.strategies.context import StrategyInputs
-from ecrl_cli.checkpoint.strategies.factory import make_strategy
+from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
+from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.checkpoint.strategies.in_memory import InMemoryStrategy
+from ecrl_cli.checkpoint.strategies.strategy import StrategyInputs, make_strategy
 from ecrl_cli.errors import EcrlError, NoValidCheckpoint
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import Attempt, RankLine

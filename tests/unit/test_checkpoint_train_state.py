@@ -18,14 +18,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ecrl_cli.checkpoint.capture.loading import load_checkpoint
-from ecrl_cli.checkpoint.capture.train_position import TrainPosition
 from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.checkpoint.format.manifest import components
 from ecrl_cli.checkpoint.format.names import MODEL, TRAIN
+from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.checkpoint.store.store import CheckpointStore
-from ecrl_cli.checkpoint.strategies.context import StrategyInputs
-from ecrl_cli.checkpoint.strategies.factory import make_strategy
-from ecrl_cli.checkpoint.strategies.strategy import Strategy
+from ecrl_cli.checkpoint.strategies.strategy import Strategy, StrategyInputs, make_strategy
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig, WriteModeConfig
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.errors import ConfigError, StorageError

@@ -14,8 +14,7 @@ import pytest
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.format.names import LATEST, LEASE, MODEL, TRASH_PREFIX
-from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
-from ecrl_cli.checkpoint.store.save_and_log import save_and_record
+from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, save_and_record
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.strategies.none import NoneStrategy
 from ecrl_cli.checkpoint.writer.client import WriterClient
@@ -30,7 +29,7 @@ from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.records.span_clock import SpanClock
 from ecrl_cli.storage.fs import Buffer, PosixFs
 from ecrl_cli.storage.writing import WriteMode
-from ecrl_cli.training.heartbeat import HeartbeatWriter
+from ecrl_cli.training.control_client import HeartbeatWriter
 from ecrl_cli.training.train_loop import TrainLoop
 from tests.recording_fs import RecordingFs
 from tests.unit.checkpoint_support import CONFIG, commit, image, store_at, writer_process

@@ -26,13 +26,13 @@ from ecrl_cli.cli.submission import queued, remember
 from ecrl_cli.config.checks import check
 from ecrl_cli.config.schema import DatasetConfig, FailureConfig, ModelConfig, RunConfig, SupervisionConfig
 from ecrl_cli.errors import ConfigError, Stopped
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.layout import RunLayout, SweepLayout
+from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.runs.run import RunResult
 from ecrl_cli.runs.run_plan import plan_run
 from ecrl_cli.runs.sweep import Manifest
-from ecrl_cli.supervision.launch import multi_node as nodes
 from ecrl_cli.supervision.launch import slurm_allocation
+from ecrl_cli.supervision.launch import torchrun as nodes
 from ecrl_cli.supervision.launch.launcher import LaunchSpec
 from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement, place_attempt, placement_on
 from ecrl_cli.supervision.run_lock import run_lock
@@ -235,7 +235,7 @@ def test_an_allocation_whose_nodes_slurm_does_not_tell_is_an_error_of_ours(
 def test_srun_starts_one_agent_per_node_that_never_restarts_anything(tmp_path: Path) -> None:
     order = AttemptSpec(2, 4, 0, None, 0, ())
     spec = LaunchSpec(RunLayout(tmp_path), order, port=4000, nodes=("a", "b"))
-    words = nodes.command(spec, "meeting", tmp_path / "scratch")
+    words = nodes.srun_command(spec, "meeting", tmp_path / "scratch")
     text = " ".join(words)
     assert Path(words[0]).name == "srun" and "--nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist=a,b --overlap" in text
     assert (
@@ -262,7 +262,7 @@ srun: error: n2: task 1: Exited with exit code 1
 
 def test_each_nodes_agent_tells_of_its_own_rank_by_our_numbers() -> None:
     """c10d may have called the second node's ranks 0 and 1: its label and the local rank say which they are."""
-    found = nodes.failures(TOLD, 2)
+    found = nodes.node_failures(TOLD, 2)
     assert [(end.rank, end.exit_code, end.signal) for end in found] == [(0, 1, None), (3, None, 9)]
     assert min(found, key=nodes._explains_less).rank == 3, "the first lost its peer"
 

@@ -13,9 +13,7 @@ import pytest
 import torch
 
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig, WriteMode
-from ecrl_cli.checkpoint.strategies.context import StrategyInputs
-from ecrl_cli.checkpoint.strategies.factory import make_strategy
-from ecrl_cli.checkpoint.strategies.strategy import Strategy
+from ecrl_cli.checkpoint.strategies.strategy import Strategy, StrategyInputs, make_strategy
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig, WriteModeConfig
 from ecrl_cli.errors import StorageError
 from ecrl_cli.failures.fault_log import fired_indices, read_fired

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from ecrl_cli.failures import readonly
+from ecrl_cli.failures import storage_faults
 from ecrl_cli.failures.fault_kind import InjectionContext
 from ecrl_cli.failures.fault_log import fired_indices, read_fired
 from ecrl_cli.failures.injector import Injector
 from ecrl_cli.failures.rank_faults import Kill, OutOfMemory, PlannedError, SlowRank, Stop
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import AttemptSpec
 from tests.unit.test_checkpoint_train_state import Run
 
 ORDER = AttemptSpec(attempt=1, world_size=2, resume_step=20, resume_from=None, max_step_seen=25, pending=())
@@ -212,7 +212,7 @@ def test_a_sealed_folder_is_read_only_to_this_process_and_no_other_is(tmp_path: 
     inside.mkdir(), outside.mkdir()
     (inside / "old").write_text("kept")
     fd = os.open(inside / "journal", os.O_WRONLY | os.O_CREAT)
-    undo = readonly.seal(inside)
+    undo = storage_faults.seal(inside)
     try:
         refused = [lambda: os.write(fd, b"x"), lambda: os.open(inside / "new", os.O_WRONLY | os.O_CREAT), lambda: os.unlink(inside / "old")]
         for call in [*refused, lambda: os.mkdir(inside / "folder"), lambda: os.truncate(inside / "old", 0)]:

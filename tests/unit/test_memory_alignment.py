@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ecrl_cli.checkpoint.capture import state_transfer
+from ecrl_cli.checkpoint.capture import train_state
 from ecrl_cli.checkpoint.capture.loading import tensor_at
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.capture.tensor_sources import spec_of
-from ecrl_cli.checkpoint.capture.train_position import TrainPosition
 from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.checkpoint.format.canonical_json import parse
 from ecrl_cli.checkpoint.format.image import TensorPlace
+from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import ModelConfig, OptimizerConfig
 from ecrl_cli.data import loading
@@ -122,11 +122,11 @@ def test_a_state_from_shared_memory_or_from_another_rank_lies_aligned() -> None:
     first = Training("small_cnn", "adamw")
     first.step(1)
     tensors, train = first.saved()
-    header, data = state_transfer.pack_state(first.train_state, WHERE)
+    header, data = train_state.pack_state(first.train_state, WHERE)
     first.step(2)
 
     received = Training("small_cnn", "adamw", seed=99)
-    state_transfer.unpack_state(received.train_state, header, lying_at(data, 4))
+    train_state.unpack_state(received.train_state, header, lying_at(data, 4))
 
     memory, place, found = Memory.create(1 << 20), 12, {}
     for name, tensor in tensors.items():

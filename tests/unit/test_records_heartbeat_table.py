@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from ecrl_cli.records.heartbeat_table import PHASES, Heartbeat, HeartbeatTable
-from ecrl_cli.training.heartbeat import HeartbeatWriter
+from ecrl_cli.training.control_client import HeartbeatWriter
 from tests.conftest import comes_true
 
 
@@ -68,7 +68,7 @@ def test_the_step_to_stop_behind_may_be_the_first(board: HeartbeatTable) -> None
 RANK = """
 import os, sys
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
-from ecrl_cli.training.heartbeat import HeartbeatWriter
+from ecrl_cli.training.control_client import HeartbeatWriter
 rank, out, back = (int(word) for word in sys.argv[2:])
 pulse, step = HeartbeatWriter(HeartbeatTable(int(sys.argv[1])), rank), 0
 while True:
@@ -106,7 +106,7 @@ def test_two_processes_in_lockstep_stop_behind_the_same_step_whenever_the_word_c
 
 def test_own_seconds_leave_out_what_a_rank_waited_for(board: HeartbeatTable, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("ecrl_cli.training.heartbeat.monotonic", lambda: now[0])
+    monkeypatch.setattr("ecrl_cli.training.control_client.monotonic", lambda: now[0])
     pulse = HeartbeatWriter(board, 0)
 
     def passes(seconds: float) -> None:

@@ -10,7 +10,7 @@ from torch.distributed import HashStore, TCPStore
 
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup, PeersLost
-from ecrl_cli.recovery.membership import HeartbeatMembership
+from ecrl_cli.recovery.group_rendezvous import HeartbeatMembership
 from ecrl_cli.training.in_place_session import CarriedState
 from ecrl_cli.training.rendezvous import TcpStoreAddress
 

@@ -8,9 +8,8 @@ import threading
 import pytest
 from rich.console import Console
 
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import Attempt, SupervisorRecord
-from ecrl_cli.records.messages import Progress
+from ecrl_cli.records.messages import AttemptSpec, Progress
 from ecrl_cli.supervision.console import UI, LiveUI, PlainUI, _say
 
 DIED = Attempt(0, 2, signal=9, rank=1, outcome="died", last_step=42)

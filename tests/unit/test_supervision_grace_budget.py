@@ -10,8 +10,8 @@ from ecrl_cli.records.events import CheckpointLine, RankLine
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Progress
-from ecrl_cli.supervision.watch import grace_budget
-from ecrl_cli.supervision.watch.grace_budget import GraceBudget, shortfall
+from ecrl_cli.supervision.watch import graceful_stop
+from ecrl_cli.supervision.watch.graceful_stop import GraceBudget, shortfall
 
 
 def log(layout: RunLayout, attempt: int, steps: list[float], saves: list[tuple[str, float]]) -> None:
@@ -59,7 +59,7 @@ def test_what_cannot_be_read_and_what_was_long_ago_is_not_looked_at_while_traini
         looked.append(attempt)
         return 1.0
 
-    monkeypatch.setattr(grace_budget, "longest_step_s", longest)
+    monkeypatch.setattr(graceful_stop, "longest_step_s", longest)
     log(layout, 0, [1.0, 1.0], [("submitted", 100.0), ("committed", 108.0)])
     log(layout, 1, [1.0, 1.0], [("submitted", 200.0)])
     arithmetic = GraceBudget(layout, 5.0, said.append)

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ecrl_cli.records.heartbeat_table import Heartbeat
-from ecrl_cli.supervision.watch.hang_detector import HangDetector, HangDiagnosis, HangTimeouts
-from ecrl_cli.supervision.watch.straggler_detector import StragglerDetector
+from ecrl_cli.supervision.watch.hang_detector import HangDetector, HangDiagnosis, HangTimeouts, StragglerDetector
 
 LIMITS = HangTimeouts(start_s=60.0, timeout_s=2.0, factor=10.0)
 TICK = LIMITS.check_every_s

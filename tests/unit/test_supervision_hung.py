@@ -14,12 +14,11 @@ import pytest
 
 from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, SupervisionConfig
 from ecrl_cli.errors import Hung, NoProgress, Stopped
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Hello, Progress
+from ecrl_cli.records.messages import AttemptSpec, Hello, Progress
 from ecrl_cli.supervision.attempts import stop_signals
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.console import SilentUI

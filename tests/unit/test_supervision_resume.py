@@ -20,14 +20,13 @@ from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthet
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.schema import ElasticConfig, RunConfig, SupervisionConfig
 from ecrl_cli.errors import NoValidCheckpoint, StorageError
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import FOUND, GONE, Attempt, CheckpointLine, Rejected
 from ecrl_cli.records.journal import Journal, read_journal, read_json
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.supervision.in_place import checkpoint_prevalidation as module
-from ecrl_cli.supervision.in_place.checkpoint_prevalidation import CheckpointPrevalidator
+from ecrl_cli.records.messages import AttemptSpec
+from ecrl_cli.supervision import resume as module
 from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement
-from ecrl_cli.supervision.resume import choose, order
+from ecrl_cli.supervision.resume import CheckpointPrevalidator, choose, order
 from tests.unit.checkpoint_support import CountingFs, commit, flip, store_at
 
 TEN, TWENTY = Attempt(0, 2, last_step=20), Rejected("checkpoints/step_00000020", "file", GONE)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.supervision.in_place import spare_pool as module
-from ecrl_cli.supervision.in_place.spare_pool import SparePool
+from ecrl_cli.supervision.in_place import worker_pool as module
+from ecrl_cli.supervision.in_place.worker_pool import SparePool
 from ecrl_cli.supervision.launch.zygote import ZygoteProcess
 
 

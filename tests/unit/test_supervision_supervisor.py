@@ -16,11 +16,10 @@ from ecrl_cli.config.schema import CheckpointConfig, ElasticConfig, FailureConfi
 from ecrl_cli.errors import EcrlError, InputError, NoProgress, NoValidCheckpoint, RunHeld, Stopped
 from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.failures.plan import plan
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import CheckpointLine, InjectedFault, SupervisorRecord
 from ecrl_cli.records.journal import Journal, read_journal, read_json
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Progress
+from ecrl_cli.records.messages import AttemptSpec, Progress
 from ecrl_cli.records.run_config import read_run_config, write_run_config
 from ecrl_cli.supervision.console import SilentUI
 from ecrl_cli.supervision.launch.zygote import ZygoteLauncher

@@ -12,8 +12,8 @@ import pytest
 
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.codec import encode
-from ecrl_cli.failures.bit_rot import Damage, choose_damage, inflict
 from ecrl_cli.failures.fault_log import read_fired
+from ecrl_cli.failures.storage_faults import Damage, choose_damage, inflict
 from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import Attempt, PlannedFailure

@@ -9,8 +9,8 @@ import pytest
 
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.linux import processes
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.supervision.launch import zygote
 from ecrl_cli.supervision.launch.launcher import LaunchSpec
 from ecrl_cli.supervision.launch.zygote import ZygoteLauncher

@@ -10,8 +10,8 @@ import torch
 from ecrl_cli.config.schema import ModelConfig, RunConfig
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.models import build
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import DatasetRecord
+from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.training.in_place_session import InPlaceSession, warm_up_model
 from ecrl_cli.training.rendezvous import Rendezvous
 

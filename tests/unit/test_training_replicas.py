@@ -20,13 +20,11 @@ from torch import nn
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import OptimizerConfig
 from ecrl_cli.data.loading import Batch
-from ecrl_cli.training import replica_allreduce
-from ecrl_cli.training.heartbeat import HeartbeatWriter
+from ecrl_cli.training import replicas
+from ecrl_cli.training.control_client import HeartbeatWriter
 from ecrl_cli.training.optimization import autocast, build_scaler, build_scheduler
-from ecrl_cli.training.replica_allreduce import ReplicaAllreduce, alone
-from ecrl_cli.training.replicas import ReplicaGradient, ReplicaTrainStep
+from ecrl_cli.training.replicas import ReplicaAllreduce, ReplicaGradient, ReplicaTrainStep, TreeReduce, alone
 from ecrl_cli.training.seeding import seed_replica
-from ecrl_cli.training.tree_reduce import TreeReduce
 
 V, MICRO = 4, 3
 CPU = torch.device("cpu")
@@ -228,7 +226,7 @@ def exchanged(values: torch.Tensor, world_size: int, monkeypatch: pytest.MonkeyP
             tree.push_leaf(leaf, values[leaf].clone())
         roots[rank] = ReplicaAllreduce(leaves, rank, world_size)(tree)
 
-    monkeypatch.setattr(replica_allreduce, "dist", PerThread())
+    monkeypatch.setattr(replicas, "dist", PerThread())
     running = [Thread(target=rank_of, args=(rank,), name=str(rank)) for rank in range(world_size)]
     for thread in running:
         thread.start()

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from ecrl_cli.checkpoint.capture.train_position import TrainPosition
 from ecrl_cli.checkpoint.capture.train_state import TrainState
+from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.errors import RecordError
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.rank_state import RANK_COMPONENTS
-from ecrl_cli.records.state_digests import DigestInterval, digest_due, worked_out
+from ecrl_cli.records.state_digests import RANK_COMPONENTS, DigestInterval, digest_due, worked_out
 from ecrl_cli.training.state_digests import DigestSchedule
 
 CONFIG = RunConfig(target_steps=100, checkpoint=CheckpointConfig(every=10))

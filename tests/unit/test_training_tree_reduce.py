@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ecrl_cli.config.elastic import owned
-from ecrl_cli.training.tree_reduce import Node, TreeReduce, whole_nodes
+from ecrl_cli.training.replicas import Node, TreeReduce, whole_nodes
 
 LEAVES = st.integers(1, 40)
 

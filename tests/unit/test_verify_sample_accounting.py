@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ecrl_cli.config.codec import decode, encode
-from ecrl_cli.records.survivor_records import LOST, REPEATED, AppliedSamples, LostSamples
-from ecrl_cli.recovery.lost_samples import lost, repeated
+from ecrl_cli.records.survivor_records import LOST, REPEATED, AppliedSamples, LostSamples, lost, repeated
 from ecrl_cli.verify.sample_accounting import unaccounted
 
 LAYERS = ("head", "middle", "stem")

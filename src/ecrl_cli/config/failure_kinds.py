@@ -15,13 +15,13 @@ BUILTIN = {
     "slow_disk": "ecrl_cli.failures.storage_faults:SlowDisk",
     "enospc": "ecrl_cli.failures.storage_faults:FullDisk",
     "eio": "ecrl_cli.failures.storage_faults:FailedSync",
-    "corrupt": "ecrl_cli.failures.bit_rot:Corrupt",
-    "readonly": "ecrl_cli.failures.readonly:ReadOnly",
+    "corrupt": "ecrl_cli.failures.storage_faults:Corrupt",
+    "readonly": "ecrl_cli.failures.storage_faults:ReadOnly",
     "partition": "ecrl_cli.failures.supervisor_and_network_faults:Partition",
     "backward": "ecrl_cli.failures.rank_faults:Backward",
     "writer": "ecrl_cli.failures.storage_faults:KilledWriter",
     "supervisor": "ecrl_cli.failures.supervisor_and_network_faults:KilledSupervisor",
 }
-# Not kinds themselves: no failures; kills drawn at random (failures/mtbf.py); a list of failures (failure.entries).
+# Not kinds themselves: no failures; kills drawn at random (failures/plan.py); a list of failures (failure.entries).
 PLANS = ("none", "mtbf", "listed")
 FAILURE_KINDS = (PLANS[0], *BUILTIN, *PLANS[1:])

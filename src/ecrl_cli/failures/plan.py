@@ -1,22 +1,31 @@
-"""The failure plan of a run: derived from its configuration alone, printed before the run and stored with it."""
+"""The failure plan of a run: derived from its configuration and seed alone, printed before the run and stored with it.
+
+Typed entries are compiled with the defaults of their kind, and one that cannot happen is refused in one line; `failure=mtbf` draws kills at random
+distances; with a recovery that shrinks, the ranks left by each failure must divide the global batch.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import groupby, islice
+
+import numpy as np
 
 from ecrl_cli.config.codec import decode
+from ecrl_cli.config.elastic import ranks_at, sizes
 from ecrl_cli.config.failure_kinds import PLANS
-from ecrl_cli.config.fault_spec import STARTING, Entry, typed_entries
+from ecrl_cli.config.fault_spec import KEY, STARTING, Entry, typed_entries
+from ecrl_cli.config.launchers import launcher_of
 from ecrl_cli.config.limits import MOST_FAILURES
+from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import ConfigError, RecordError
-from ecrl_cli.failures import mtbf
-from ecrl_cli.failures.compile_spec import planned
-from ecrl_cli.failures.fault_kind import Ends
+from ecrl_cli.failures.fault_kind import Ends, FaultKind, RefusedFault, Victim
+from ecrl_cli.failures.rank_faults import Kill
 from ecrl_cli.failures.registry import fault_kind
-from ecrl_cli.failures.remaining_ranks import check_sizes
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
@@ -34,6 +43,10 @@ _MOMENTS = {
     "rest": "before the first attempt behind step {step} chooses what to resume from",
     "wall": "after {seconds:.3f} s of supervised time",
 }
+
+_SHARED = ("forward", "backward", "optimizer")  # moments that take a share
+
+STREAM = 0x6D746266  # "mtbf": a stream of the seed that nothing else uses (epochs and ranks are small numbers)
 
 
 @dataclass(frozen=True)
@@ -62,7 +75,7 @@ def _typed_or_drawn(config: RunConfig) -> tuple[Entry, ...]:
     """The entries of the configuration. ConfigError if `failure.kind` is unknown."""
     name = config.failure.kind
     if name in PLANS:
-        return mtbf.entries(config) if name == "mtbf" else typed_entries(config.failure)
+        return _drawn_entries(config) if name == "mtbf" else typed_entries(config.failure)
     return fault_kind(name).entries(config)
 
 
@@ -118,3 +131,197 @@ def read_plan(layout: RunLayout) -> tuple[PlannedFailure, ...]:
         raise RecordError("failures.json", "is missing", "restore the file") from error
     except (KeyError, TypeError) as error:
         raise RecordError("failures.json", f"not a plan ({error})", "restore the file") from error
+
+
+def planned(entry: Entry, config: RunConfig) -> tuple[PlannedFailure, ...]:
+    """The plan's entries (all with index 0) that `entry` stands for. ConfigError, under the typed key, if it cannot happen in this run."""
+    try:
+        return tuple(_planned(part, config) for part in fault_kind(entry.what).expand(entry, config))
+    except RefusedFault as refused:
+        if config.failure.kind == "listed":
+            raise ConfigError(KEY, f"'{entry}': {refused.reason}", refused.remedy) from refused
+        raise ConfigError(f"failure.{refused.key}", refused.reason, refused.remedy) from refused
+
+
+def _planned(entry: Entry, config: RunConfig) -> PlannedFailure:
+    kind = fault_kind(entry.what)
+    if reason := kind.refuses(config):
+        raise RefusedFault("kind", reason)
+    moment = entry.moment or kind.moments[0]
+    if moment not in kind.moments:
+        raise RefusedFault("moment", f"{entry.what} does not strike at {moment}", f"it does at: {', '.join(kind.moments)}")
+    if moment == "wall" and entry.after_s is None:
+        raise RefusedFault("moment", "a wall time has no step", "use failure=listed 'failure.entries=[kill@3.5s:1]'")
+    _check_due(entry, moment, config)
+    ranks = _victims(entry, kind, moment, config)
+    found = PlannedFailure(
+        index=0,
+        kind=entry.what,
+        rank=ranks[0],
+        global_step=entry.step,
+        moment=moment,
+        others=ranks[1:],
+        node=entry.who == "node",
+        share=_share(entry, kind, moment),
+        point=_point(entry, kind, moment, config),
+        seconds=_seconds(entry, kind, moment),
+    )
+    kind.check(found, config)
+    return found
+
+
+def _check_due(entry: Entry, moment: str, config: RunConfig) -> None:
+    """RefusedFault if a failure of a save has no save due before the target step: nothing would be left to recover."""
+    every = config.checkpoint.every
+    if moment == "capture" and not strategy_of(config).saves:
+        raise RefusedFault("moment", "nothing is captured with checkpoint=none", "add checkpoint=blocking")
+    what, key = "checkpoint", "every"
+    if moment == "capture" and strategy_of(config).snapshots and config.checkpoint.memory_every <= every:
+        what, key, every = "snapshot", "memory_every", config.checkpoint.memory_every
+    if moment in ("capture", "save") and (due := -(-entry.step // every) * every) >= config.target_steps:
+        fact = f"no {what} is due between step {entry.step} and the target {config.target_steps} (the next one at step {due})"
+        raise RefusedFault("steps", fact, f"strike earlier or lower checkpoint.{key}")
+
+
+def _victims(entry: Entry, kind: FaultKind, moment: str, config: RunConfig) -> tuple[int, ...]:
+    there = ranks_at(config, entry.step) if moment != "wall" else min(sizes(config))
+    if isinstance(entry.who, str):
+        ranks = tuple(range(there))
+    else:
+        ranks = entry.who or (0,)
+        if ranks[-1] >= there:
+            raise RefusedFault("rank", f"rank {ranks[-1]} does not exist with {there} ranks", f"use 0 to {there - 1}")
+        if ranks != (0,) and not kind.victim.is_rank:
+            raise RefusedFault("rank", f"{entry.what} strikes {kind.victim.value}, not rank {ranks[0]}", "leave the rank out")
+        if ranks != (0,) and kind.victim is Victim.RANK_0:
+            raise RefusedFault("rank", f"{entry.what} strikes rank 0 only, got {'+'.join(map(str, ranks))}", "leave it out, or choose failure=kill")
+    if len(ranks) == 1 and entry.who != "node":
+        return ranks
+    if kind.victim is not Victim.RANKS or moment in ("start", "rendezvous", "wall"):
+        where = f" at {moment}" if kind.victim is Victim.RANKS else ""
+        raise RefusedFault("who", f"{entry.what} takes one rank alone{where}", "name one rank")
+    if config.supervision.nodes > 1:
+        raise RefusedFault("who", "ranks on other machines cannot be struck from here, supervision.nodes > 1", "name one rank")
+    if entry.who == "node" and not launcher_of(config).several_nodes:
+        raise RefusedFault("who", "a node has an agent of its own under supervision.launcher=torchrun only", "name ranks or all")
+    return ranks
+
+
+def _share(entry: Entry, kind: FaultKind, moment: str) -> float:
+    if moment in _SHARED and (entry.share is None or kind.takes_share):
+        return kind.share if entry.share is None else entry.share
+    if entry.share is not None:
+        raise RefusedFault("share", f"{entry.what} at {moment} has no share", f"leave it out or strike at {', '.join(_SHARED)}")
+    return 0.0
+
+
+def _point(entry: Entry, kind: FaultKind, moment: str, config: RunConfig) -> str:
+    if moment != "save":
+        if entry.point:
+            raise RefusedFault("point", f"{entry.what} at {moment} has no point of the store's protocol", "leave it out")
+        return ""
+    point = entry.point or kind.point
+    if point and (reason := kind.wrong_point(point, config)):
+        raise RefusedFault("point", reason)
+    return point
+
+
+def _seconds(entry: Entry, kind: FaultKind, moment: str) -> float:
+    if moment == "wall":
+        return entry.after_s or 0.0
+    if entry.seconds is not None and not kind.seconds:
+        raise RefusedFault("seconds", f"{entry.what} takes no time", "leave the seconds out")
+    return kind.seconds if entry.seconds is None else entry.seconds
+
+
+def _drawn_entries(config: RunConfig) -> tuple[Entry, ...]:
+    """Kills in order, each of one rank. The gaps of a seed scale with the mean: half the mean gives half the gaps.
+
+    ConfigError if the mean is less than a step.
+    """
+    if config.failure.mtbf_steps < 1 and not config.failure.mtbf_s:
+        fact = f"kind mtbf needs a mean of at least one step, failure.mtbf_steps is {config.failure.mtbf_steps:g}"
+        raise ConfigError("failure", fact)
+    return _by_time(config) if config.failure.mtbf_s else _by_steps(config)
+
+
+def _by_steps(config: RunConfig) -> tuple[Entry, ...]:
+    """Kills at strictly increasing steps below the target."""
+    generator = _generator(config)
+    found: list[Entry] = []
+    instant, step = 0.0, 0
+    while True:
+        instant += config.failure.mtbf_steps * generator.exponential()
+        share = generator.random()
+        step = max(step + 1, math.ceil(instant))
+        if step >= config.target_steps or len(found) > MOST_FAILURES:  # larger plans are refused
+            return tuple(found)
+        found.append(Entry(Kill.name, step, who=(int(share * ranks_at(config, step)),)))
+
+
+def _by_time(config: RunConfig) -> tuple[Entry, ...]:
+    """Kills at instants of supervised time, as many as there may be restarts: the run may end before the last."""
+    generator = _generator(config)
+    found: list[Entry] = []
+    instant = 0.0
+    for _ in range(min(config.supervision.max_restarts, MOST_FAILURES)):
+        instant += config.failure.mtbf_s * generator.exponential()
+        found.append(Entry(Kill.name, moment="wall", who=(int(generator.random() * min(sizes(config))),), after_s=instant))
+    return tuple(found)
+
+
+def _generator(config: RunConfig) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([config.seed, STREAM])))
+
+
+def check_sizes(entries: tuple[PlannedFailure, ...], config: RunConfig) -> None:
+    """ConfigError if the ranks left by one of `entries` do not divide the batch, or its victim is already gone."""
+    if not recovery_of(config).shrinks:
+        return
+    left = _Left(config)
+    by_step = sorted((entry for entry in entries if entry.moment != "wall"), key=lambda entry: entry.global_step)
+    for _, together in groupby(by_step, key=lambda entry: entry.global_step):
+        left.strike(tuple(together))
+    for entry in entries:
+        if entry.moment == "wall":
+            left.strike_whenever(entry)
+    misfit = next((size for size in left.sizes if config.global_batch % size), None)
+    if misfit is not None:
+        gone, entry = left.sizes[misfit]
+        common = math.lcm(config.world_size, *left.sizes)
+        fact = f"{config.global_batch} is not divisible by the {misfit} ranks that failure {entry.index + 1} leaves"
+        raise ConfigError("global_batch", fact, f"use a multiple of {common}, or supervision.spares={gone}")
+
+
+class _Left:
+    """Follows the number of ranks through a plan. `sizes`: by size reached, how many ranks died and the failure that caused it."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._all, self._spares, self._drawn = config.world_size, config.supervision.spares, config.failure.kind == "mtbf"
+        self._size = config.world_size
+        self.sizes: dict[int, tuple[int, PlannedFailure]] = {}
+
+    def strike(self, together: tuple[PlannedFailure, ...]) -> None:
+        """Applies the failures of one step."""
+        there = [entry for entry in together if entry.rank < self._size]
+        if len(there) < len(together) and not self._drawn:  # drawn ranks are not checked for existence
+            missing = next(entry for entry in together if entry not in there)
+            fact = f"failure {missing.index + 1} strikes rank {missing.rank}, and only {self._size} ranks are left at step {missing.global_step}"
+            raise ConfigError("failure", fact, f"strike rank 0 to {self._size - 1}, or add supervision.spares=1")
+        gone = {rank for entry in there if fault_kind(entry.kind).others_go_on for rank in (entry.rank, *entry.others) if rank < self._size}
+        if any(fault_kind(entry.kind).ends is Ends.ATTEMPT for entry in there):
+            self._size = self._all
+        elif gone:
+            self._size = self._after(self._size, len(gone))
+            self.sizes.setdefault(self._size, (len(gone), there[-1]))
+
+    def strike_whenever(self, entry: PlannedFailure) -> None:
+        """Applies a failure at a wall time: it may happen at any size."""
+        if fault_kind(entry.kind).others_go_on:
+            for size in (self._all, *list(self.sizes)):
+                if entry.rank < size:
+                    self.sizes.setdefault(self._after(size, 1), (1, entry))
+
+    def _after(self, size: int, gone: int) -> int:
+        """The size after `gone` of `size` ranks have died; the full size (a restart) if none is left."""
+        return min(size, size - gone + self._spares) if gone < size else self._all

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from ecrl_cli.config.fault_spec import IN_STEP, STARTING, Entry
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.failures.fault_kind import Death, Ends, FaultKind, InjectionContext, Problem, RecordedFault, RefusedFault, Victim
-from ecrl_cli.failures.signals import to_victims
+from ecrl_cli.linux import processes
 from ecrl_cli.records.events import PlannedFailure
 
 HANG_IS_FOUND = "a hang is found from the ranks' progress, the rank to blame named, all stacks kept, the job restarted"
@@ -190,3 +190,11 @@ class SlowRank(FaultKind):
         for step, seconds in took.items():
             if seconds < entry.seconds:
                 yield Problem(f"entry {fired.index} held rank {fired.rank} up for {entry.seconds:g} s in step {step}, which took {seconds:.3f} s")
+
+
+def to_victims(context: InjectionContext, number: int) -> None:
+    """Sends signal `number` to the other victims, to their agent if the whole node is hit, and to this process last."""
+    others = [context.peers[rank] for rank in context.entry.others if rank in context.peers]
+    for pid in [*others, *([os.getppid()] if context.entry.node else [])]:
+        processes.send(pid, number)
+    os.kill(os.getpid(), number)

@@ -1,17 +1,36 @@
-"""Failures of one save, injected into the writing process at a point of the store's protocol."""
+"""Failures of storage: of one save, at a point of the store's protocol; a read-only run directory; bytes of a checkpoint flipped at rest."""
 
 from __future__ import annotations
 
+import errno
 import os
+import random
 import signal
-from collections.abc import Iterable
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
 
-from ecrl_cli.checkpoint.format.names import CRASH_POINTS, MODEL, OPTIMIZER, RNG, TRAIN
+from ecrl_cli.checkpoint.format.names import COMMIT, CRASH_POINTS, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
+from ecrl_cli.config.fault_spec import Entry
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
-from ecrl_cli.failures.fault_kind import Death, Ends, FaultKind, InjectionContext, Problem, RecordedFault, SaveInProgress, Victim
-from ecrl_cli.failures.rank_faults import SLOWNESS_IS_REPORTED
+from ecrl_cli.errors import StorageError
+from ecrl_cli.failures.fault_kind import (
+    BetweenAttempts,
+    Death,
+    Ends,
+    FaultKind,
+    InjectionContext,
+    Problem,
+    RecordedFault,
+    RefusedFault,
+    SaveInProgress,
+    Strike,
+    Victim,
+)
+from ecrl_cli.failures.rank_faults import SLOWNESS_IS_REPORTED, Kill
 from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine, PlannedFailure
 from ecrl_cli.storage.fault_injecting_fs import Fault
 
@@ -25,6 +44,11 @@ _WRITES_FOLLOW = POINTS[: POINTS.index("after_commit")]
 _SYNCS_FOLLOW = POINTS[: POINTS.index("after_rename") + 1]
 _BEFORE_ACKNOWLEDGED = POINTS[: POINTS.index("after_root_sync") + 1]
 _TRASH = ("before_trash", "half_trash", "after_trash")
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_CHANGING = ("mkdir", "rename", "replace", "unlink", "rmdir", "symlink", "truncate")
+
+MAX_FLIPS = 8  # bytes
 
 
 class SaveFault(FaultKind):
@@ -185,3 +209,138 @@ def _absent(name: str, config: RunConfig) -> str:
     if name in _TRASH and (config.target_steps - 1) // checkpoint.every <= checkpoint.keep:
         return f"nothing is retired, checkpoint.keep is {checkpoint.keep}"
     return ""
+
+
+class ReadOnly(FaultKind):
+    name = "readonly"
+    description = "from a step on, rank 0 finds the run directory read-only: the run ends with exit code 5, and goes on once it is writable again"
+    shows = "the run ends with code 5 and goes on exactly"
+    text = "finds the run directory read-only"
+    victim = Victim.RANK_0
+    ends = Ends.ATTEMPT
+    death = Death(exit_code=StorageError.exit_code)
+    supervisor_exit = StorageError.exit_code
+
+    def inject(self, context: InjectionContext) -> None:
+        seal(context.layout.root)
+
+
+def seal(root: Path) -> Callable[[], None]:
+    """Makes everything under `root` read-only for this process; returns a function that undoes it."""
+    inside, before = f"{root}{os.sep}", {name: getattr(os, name) for name in ("open", "write", *_CHANGING)}
+
+    def refuse(path: object) -> None:
+        text = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else ""
+        if os.path.abspath(text).startswith(inside):  # noqa: PTH100 - pathlib would follow links
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), text)
+
+    def write(fd: int, data: Any) -> Any:
+        refuse(os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115
+        return before["write"](fd, data)
+
+    def opened(path: Any, flags: int, *more: Any, **named: Any) -> Any:
+        if flags & _WRITING:
+            refuse(path)
+        return before["open"](path, flags, *more, **named)
+
+    def changing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(path: Any, *more: Any, **named: Any) -> Any:
+            refuse(path)
+            return call(path, *more, **named)
+
+        return guarded
+
+    replaced: dict[str, Callable[..., Any]] = {"write": write, "open": opened, **{name: changing(before[name]) for name in _CHANGING}}
+    _replace_calls(replaced)
+    return partial(_replace_calls, before)
+
+
+def _replace_calls(calls: Mapping[str, Callable[..., Any]]) -> None:
+    for name, call in calls.items():
+        setattr(os, name, call)
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Bytes to change in one file of a checkpoint: (offset, XOR mask from 1 to 255)."""
+
+    file: Path
+    flips: tuple[tuple[int, int], ...]
+
+    def text(self, root: Path) -> str:
+        """`checkpoints/step_00000040/model.safetensors: bytes 17, 4711 changed`."""
+        return f"{self.file.relative_to(root).as_posix()}: bytes {', '.join(str(offset) for offset, _ in self.flips)} changed"
+
+
+def choose_damage(checkpoint: Path, seed: int) -> Damage:
+    """Up to MAX_FLIPS bytes of one file of `checkpoint` (a folder, or a single file), drawn from `seed`."""
+    generator = random.Random(seed)
+    parts = [path for path in sorted(checkpoint.iterdir()) if path.name not in (MANIFEST, COMMIT, TRAIN)] if checkpoint.is_dir() else [checkpoint]
+    file = generator.choice(parts)
+    offsets = generator.sample(range(file.stat().st_size), generator.randint(1, MAX_FLIPS))
+    return Damage(file, tuple((offset, generator.randint(1, 255)) for offset in sorted(offsets)))
+
+
+def inflict(damage: Damage) -> None:
+    """Changes the bytes. AssertionError if the file is unchanged afterwards or differs from what was written."""
+    before = damage.file.read_bytes()
+    data = bytearray(before)
+    for offset, mask in damage.flips:
+        data[offset] ^= mask
+    with damage.file.open("r+b") as file:
+        file.write(data)
+    after = damage.file.read_bytes()
+    assert after == data and after != before, f"{damage.file} was not changed"
+
+
+class Corrupt(FaultKind):
+    """A kill, and the damage before the next attempt; `corrupt@40.rest` is the damage alone."""
+
+    name = "corrupt"
+    description = "`failure.rank` is killed, and bytes of the newest checkpoint are flipped before the next attempt chooses what to resume from"
+    shows = "the damaged checkpoint is refused, by name and layer, and an older one is taken"
+    text = "is damaged"
+    moments = ("rest",)
+    victim = Victim.CHECKPOINT
+    needs_checkpoints = 2  # valid ones: one must remain to fall back to
+    ends = Ends.NOTHING
+
+    @property
+    def takes_rank(self) -> bool:
+        return True  # of the kill
+
+    def refuses(self, config: RunConfig) -> str | None:
+        return "damages a checkpoint, checkpoint=none makes none" if not strategy_of(config).saves else None
+
+    def expand(self, entry: Entry, config: RunConfig) -> tuple[Entry, ...]:
+        step, every = entry.step, config.checkpoint.every
+        if step // every < self.needs_checkpoints:
+            reason = f"at step {step} there is no earlier checkpoint to fall back to with checkpoint.every={every}"
+            raise RefusedFault("steps", reason, f"strike at step {self.needs_checkpoints * every} or behind it")
+        damage = Entry(self.name, step, "rest")
+        return (damage,) if entry.moment == "rest" else (replace(entry, what=Kill.name), damage)
+
+    def strike_at_rest(self, between: BetweenAttempts) -> Strike | None:
+        """None until an attempt is to resume from a checkpoint and there are enough valid ones."""
+        if not between.chooses:
+            return None
+        reports = (between.store.verify(each.path) for each in between.store.entries())
+        valid = [report.path for report in reports if report.ok]
+        if len(valid) < self.needs_checkpoints:
+            return None
+        damage = choose_damage(valid[0], between.seed)
+        return Strike(damage.text(between.root), partial(inflict, damage))
+
+    def trace(self, fault: RecordedFault) -> Iterable[Problem]:
+        """The next attempt must have rejected the damaged checkpoint, because of the damaged file."""
+        fired = fault.fired
+        damaged = fired.detail.partition(":")[0]
+        after = [rejected for a in fault.run.attempts if a.attempt >= fired.attempt for rejected in a.rejected]
+        refused = [rejected for rejected in after if damaged == rejected.path or damaged.startswith(f"{rejected.path}/")]
+        name = damaged.rpartition("/")[2]
+        if not damaged:
+            yield Problem(f"entry {fired.index} does not say what it damaged", proven=False)
+        elif not refused and fault.attempt:
+            yield Problem(f"entry {fired.index} damaged {damaged}, and attempt {fired.attempt} did not refuse it")
+        elif refused and not any(name in rejected.reason or rejected.layer == "hash" for rejected in refused):
+            yield Problem(f"entry {fired.index} damaged {damaged}, which was refused for something else: {refused[0].layer}: {refused[0].reason}")

@@ -24,8 +24,8 @@ from ecrl_cli.failures.fault_kind import (
     how_it_ended,
 )
 from ecrl_cli.failures.rank_faults import HANG_IS_FOUND
-from ecrl_cli.failures.signals import supervisor_pid, to_process
 from ecrl_cli.history.membership import was_stopped
+from ecrl_cli.linux import processes
 from ecrl_cli.linux.namespaces import set_loopback
 from ecrl_cli.records.events import PlannedFailure
 
@@ -53,7 +53,7 @@ class KilledSupervisor(FaultKind):
     def inject(self, context: InjectionContext) -> None:
         """Called in a rank. Does not return: the kernel kills the rank with its supervisor (pdeathsig)."""
         del context
-        to_process(supervisor_pid(), signal.SIGKILL)
+        processes.send(supervisor_pid(), signal.SIGKILL)
         while True:
             signal.pause()
 
@@ -90,7 +90,7 @@ class Term(FaultKind):
 
     def inject(self, context: InjectionContext) -> None:
         del context
-        to_process(supervisor_pid(), signal.SIGTERM)
+        processes.send(supervisor_pid(), signal.SIGTERM)
 
     def trace(self, fault: RecordedFault) -> Iterable[Problem]:
         """The supervisor received the signal, and the attempt was stopped by it unless it ended before."""
@@ -132,3 +132,8 @@ class Partition(FaultKind):
     def inject(self, context: InjectionContext) -> None:
         del context
         set_loopback(up=False)
+
+
+def supervisor_pid() -> int:
+    """The pid of the supervisor of this rank's attempt."""
+    return int(os.environ["ECRL_SUPERVISOR"])

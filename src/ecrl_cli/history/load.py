@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.limits import MOST_ATTEMPTS, MOST_FAILURES
 from ecrl_cli.errors import RecordError
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import (
     SCHEMA_VERSION,
     Attempt,
@@ -27,9 +26,9 @@ from ecrl_cli.records.events import (
 )
 from ecrl_cli.records.journal import Lines, read_journal, read_json
 from ecrl_cli.records.layout import RunLayout, is_folder
-from ecrl_cli.records.rank_state import RestoredState
+from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.records.run_config import StoredConfig, journal_bytes, read_run_config
-from ecrl_cli.records.state_digests import DigestInterval
+from ecrl_cli.records.state_digests import DigestInterval, RestoredState
 from ecrl_cli.records.survivor_records import LostSamples, SurvivorReport
 
 T = TypeVar("T")

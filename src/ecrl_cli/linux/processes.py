@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import struct
+import sys
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
@@ -43,6 +44,16 @@ def kill(pidfd: int) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return
+
+
+def send(pid: int, number: int) -> None:
+    """Send signal `number` to `pid` through a pidfd, which cannot hit a process that reused the pid; does nothing if it has ended."""
+    if (pidfd := open_pidfd(pid)) is not None:
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, number)
+        finally:
+            os.close(pidfd)
 
 
 def ended(pidfd: int) -> bool:
@@ -117,6 +128,16 @@ def reap_group(group: int) -> None:
 def split(status: int) -> tuple[int | None, int | None]:
     """(exit code, signal) of a wait status; exactly one of them is not None."""
     return (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
+
+
+def print_to(path: Path) -> None:
+    """Append this process's standard output and error to the file `path` from now on."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
 
 
 def tagged(marker: str) -> Callable[[int], bool]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ecrl_cli.records.rank_state import RankState
+from ecrl_cli.records.state_digests import RankState
 
 SCHEMA_VERSION = 1
 

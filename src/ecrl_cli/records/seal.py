@@ -17,9 +17,8 @@ from typing import Any
 
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import RecordError
-from ecrl_cli.records.digests import FileDigest, file_digest, record_files
+from ecrl_cli.records.digests import FileDigest, file_digest, most_bytes, record_files
 from ecrl_cli.records.events import SCHEMA_VERSION
-from ecrl_cli.records.fingerprint import most_bytes
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.files import sync_directory, write_whole

@@ -1,4 +1,4 @@
-"""The measured interval at which ranks log state digests: recorded once, the same for all ranks and attempts."""
+"""Digests of the components of a rank's state, and the measured interval at which ranks log them: recorded once, the same in all attempts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,41 @@ from dataclasses import dataclass
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
 
+# The fields of `RankState`; a rank line's `components` has the same keys.
+RANK_COMPONENTS = ("parameters", "buffers", "optimizer", "rng", "train")
+
 MEASURED_STEPS = 3  # the first is slow; the interval is derived from the other two
 SHARE = 0.005  # of a step's time, for the regular digests; as much again for those at checkpoints: together at most 1%
 MOST = 2**20
+
+
+@dataclass(frozen=True)
+class RankState:
+    """One digest per component of a rank's state.
+
+    `parameters`, `buffers` and `optimizer` are defined as in a checkpoint's manifest; `rng` covers this rank's generators; `train` covers
+    cursor, schedule, scaler and the optimizer's hyperparameters, as in a checkpoint's train.json (`checkpoint.format.train_document`).
+    """
+
+    rank: int
+    parameters: str
+    buffers: str
+    optimizer: str
+    rng: str
+    train: str
+
+
+@dataclass(frozen=True)
+class RestoredState:
+    """`logs/attempt-NN/restored_rankR.json`: rank R's state after `global_step`, right after it was restored and before its first step.
+
+    `state_digest`: over parameters, buffers and optimizer, as in a rank line.
+    """
+
+    attempt: int
+    global_step: int
+    state: RankState
+    state_digest: str
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 LOST, REPEATED = "lost", "repeated"
@@ -70,3 +71,18 @@ class AppliedSamples:
     global_step: int
     samples: tuple[int, ...]
     layers: tuple[str, ...]
+
+
+def lost(global_step: int, samples: Iterable[int], layers: Iterable[str], ranks: Iterable[int], cause: str) -> list[LostSamples]:
+    """The record of lost samples: one line, or none if nothing was lost."""
+    return _line(global_step, LOST, samples, layers, ranks, cause)
+
+
+def repeated(global_step: int, samples: Iterable[int], layers: Iterable[str], ranks: Iterable[int], cause: str) -> list[LostSamples]:
+    """The record of repeated samples: one line, or none if nothing was repeated."""
+    return _line(global_step, REPEATED, samples, layers, ranks, cause)
+
+
+def _line(global_step: int, effect: str, samples: Iterable[int], layers: Iterable[str], ranks: Iterable[int], cause: str) -> list[LostSamples]:
+    line = LostSamples(global_step, effect, tuple(samples), tuple(layers), tuple(ranks), cause)
+    return [line] if line.samples and line.layers else []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.errors import RecordError
-from ecrl_cli.records.fingerprint import changed_checkpoints, checkpoint_states, fingerprint
+from ecrl_cli.records.digests import changed_checkpoints, checkpoint_states, fingerprint
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 

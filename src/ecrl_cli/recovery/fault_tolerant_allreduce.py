@@ -13,7 +13,7 @@ from which round on it takes no part, so that ranks that missed the failure find
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -22,12 +22,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import PrefixStore
 
+from ecrl_cli.checkpoint.capture.tensor_sources import raw
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.survivor_records import RedoneStep
-from ecrl_cli.recovery.exchange_round import Bucket, ExchangeRound, gathered, scatter
-from ecrl_cli.recovery.group_rendezvous import CollectiveFailed, GroupRendezvous, translate_gloo_error
-from ecrl_cli.recovery.membership import Membership
+from ecrl_cli.recovery.group_rendezvous import CollectiveFailed, GroupRendezvous, Membership, translate_gloo_error
 
 STILL_GOING = "Operation timed out!"  # the error when a wait ends before the collective does; gloo's own timeouts have another text
 TICK = timedelta(milliseconds=20)  # how often a waiting rank checks the membership
@@ -287,3 +286,39 @@ def group_of_one() -> Any:
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     return dist.group.WORLD
+
+
+@dataclass
+class Bucket:
+    """One collective: `own` is the unchanged input, `sent` the copy in flight. Averages over all ranks, or (`led`) broadcasts from the first."""
+
+    own: torch.Tensor
+    led: bool = False
+    sent: torch.Tensor | None = None
+    work: Any = None
+
+
+@dataclass
+class ExchangeRound:
+    """All collectives before a barrier: the gradients of a step and the first rank's buffers, or one other collective.
+
+    `place`: number of the round; `done`: how many of its buckets have finished. `redoes`: whether the survivors finish it after a death.
+    """
+
+    place: int
+    redoes: bool = False
+    buckets: list[Bucket] = field(default_factory=list)
+    done: int = 0
+
+
+def gathered(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The bytes of `tensors`, concatenated: a uint8 vector."""
+    return torch.cat([raw(tensor) for tensor in tensors])
+
+
+def scatter(data: torch.Tensor | None, tensors: Sequence[torch.Tensor]) -> None:
+    """Write the bytes from `gathered` into `tensors`, which must have the same shapes and dtypes."""
+    assert data is not None
+    with torch.no_grad():
+        for tensor, part in zip(tensors, torch.split(data, [tensor.numel() * tensor.element_size() for tensor in tensors]), strict=True):
+            tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))

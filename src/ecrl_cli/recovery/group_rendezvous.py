@@ -1,4 +1,4 @@
-"""Forms a process group among ranks that may die meanwhile."""
+"""Which ranks are alive, and forming a process group among ranks that may die meanwhile."""
 
 from __future__ import annotations
 
@@ -7,11 +7,50 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.records.heartbeat_table import HeartbeatTable
+
+_MEMBERSHIP_LOOK_S = 0.0005
+
 _LOOK_S = 0.001
+
+
+class Membership(Protocol):
+    """The surviving ranks. `epoch` rises with each death."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """The surviving ranks, ascending, as of `epoch` or later."""
+
+    def wait_beyond(self, epoch: int, seconds: float) -> bool:
+        """Wait at most `seconds` until the membership's epoch exceeds `epoch`; returns whether it does."""
+
+
+class HeartbeatMembership:
+    def __init__(self, board: HeartbeatTable) -> None:
+        self._heartbeats = board
+
+    @property
+    def epoch(self) -> int:
+        return self._heartbeats.epoch
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        return self._heartbeats.members
+
+    def wait_beyond(self, epoch: int, seconds: float) -> bool:
+        deadline = monotonic() + seconds
+        while self._heartbeats.epoch <= epoch:
+            if monotonic() >= deadline:
+                return False
+            time.sleep(_MEMBERSHIP_LOOK_S)  # a death is reported within milliseconds, and there is nothing else to do meanwhile
+        return True
 
 
 class CollectiveFailed(Exception):

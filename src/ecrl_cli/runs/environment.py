@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from ecrl_cli import __version__
-from ecrl_cli.records.source_code import source_sha256
+from ecrl_cli.records.digests import source_sha256
 from ecrl_cli.supervision.launch.child_environment import kernel_choices
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "numpy", "pandas", "matplotlib", "scipy", "safetensors")

@@ -15,10 +15,9 @@ from rich.table import Table
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import visible
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import Attempt, SupervisorRecord
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Progress
+from ecrl_cli.records.messages import AttemptSpec, Progress
 from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVED
 
 TENTHS = 10

@@ -7,7 +7,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
+from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
 from ecrl_cli.checkpoint.store.catalog import ResumeChoice
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.recoveries import recovery_of, survivors_stay
@@ -18,11 +18,10 @@ from ecrl_cli.failures.fault_log import read_fired
 from ecrl_cli.failures.plan import read_plan
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import Attempt, SupervisorRecord
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Progress
+from ecrl_cli.records.messages import AttemptSpec, Progress
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.records.survivor_records import SURVIVED
 from ecrl_cli.supervision.attempts.checkpoint_reconciliation import reconcile_checkpoints, still_kept
@@ -31,7 +30,6 @@ from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.attempts.supervisor_faults import BetweenAttemptFaults, WallClockFaults, supervised_s
 from ecrl_cli.supervision.attempts.supervisor_record import SupervisorRecordWriter, refresh_run_config, step_range
 from ecrl_cli.supervision.console import UI
-from ecrl_cli.supervision.in_place.checkpoint_prevalidation import CheckpointPrevalidator
 from ecrl_cli.supervision.in_place.in_place_monitor import InPlaceMonitor
 from ecrl_cli.supervision.in_place.regroup_plan import RegroupPlan, describe, plan_regroup, steps_of, write_regroup_launch
 from ecrl_cli.supervision.in_place.worker_pool import WorkerPool
@@ -39,12 +37,11 @@ from ecrl_cli.supervision.launch.launcher import Launcher, LauncherCache, Launch
 from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement, place_attempt
 from ecrl_cli.supervision.launch.writer_process import Writer
 from ecrl_cli.supervision.launch.zygote import ZygoteAttempt, preload
-from ecrl_cli.supervision.resume import choose, order, quarantine_rejected, state_of
+from ecrl_cli.supervision.resume import CheckpointPrevalidator, choose, order, quarantine_rejected, state_of
 from ecrl_cli.supervision.run_lock import RunLock, run_lock
 from ecrl_cli.supervision.watch.attempt_monitor import AttemptMonitor, AttemptResult
 from ecrl_cli.supervision.watch.control_server import ControlServer
-from ecrl_cli.supervision.watch.grace_budget import GraceBudget
-from ecrl_cli.supervision.watch.graceful_stop import must_not_launch
+from ecrl_cli.supervision.watch.graceful_stop import GraceBudget, must_not_launch
 from ecrl_cli.supervision.watch.watchdog import WatchdogContext
 
 STOP_GRACE_S = 3.0  # time for the writer to finish when the run is to stop; everything has ended within five seconds

@@ -1,16 +1,24 @@
-"""A rank's connection to its supervisor: JSON lines over the run directory's control socket."""
+"""A rank's side of its supervision: JSON lines over the run directory's control socket, its heartbeats, and the dump of its stacks on request.
+
+The dump is asked for by a signal, so that a hung rank can still answer: the C handler of `faulthandler` takes no lock, not even the GIL, so it works
+while a thread holds that for ever. It writes into an anonymous memory file (memfd) that the supervisor has opened; nothing is left on disk unless
+there was a hang.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import signal
 import socket
 import struct
 import sys
 
-from ecrl_cli.checkpoint.capture.memory_snapshots import FILES, SnapshotPair
+from ecrl_cli.checkpoint.capture.shared_memory import FILES, SnapshotPair
 from ecrl_cli.config.codec import decode
 from ecrl_cli.errors import Fenced, visible
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
@@ -19,6 +27,8 @@ from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, Progress, 
 _FD = struct.Struct("i")
 _FDS = 1 + FILES  # heartbeat table, snapshots
 _LINE_BYTES = 65536
+
+DUMP_SIGNAL = signal.SIGUSR2
 
 
 class Control:
@@ -127,3 +137,66 @@ def _connect(layout: RunLayout) -> socket.socket:
 
 def _gone() -> Fenced:
     return Fenced("control", "no supervisor listens for this attempt", "start the run with `ecrl train`")
+
+
+class HeartbeatWriter:
+    """`board` None: the supervisor is on another machine, so the rank is not watched and cannot be asked to stop."""
+
+    def __init__(self, board: HeartbeatTable | None, rank: int) -> None:
+        self._table, self._rank = board, rank
+        self._global_step, self._phase = 0, "nowhere"
+        self._own_s, self._worked_s = 0.0, 0.0
+        self._since: float | None = None
+
+    def step(self, global_step: int) -> None:
+        """Begin work on `global_step`."""
+        self._global_step, self._worked_s = global_step, 0.0
+        self.work()
+        self.phase("forward")
+
+    def phase(self, phase: str) -> None:
+        """Enter `phase`, one of `heartbeat_table.PHASES`."""
+        if phase == "backward":
+            self.wait()
+            self._own_s = self._worked_s
+        self._phase = phase
+        self.again()
+
+    def work(self) -> None:
+        """Start counting the rank's own work, until `wait` or the backward pass: it waits for no other rank."""
+        self._since = monotonic()
+
+    def wait(self) -> None:
+        """Stop counting, until `work`: the rank may be waiting for others."""
+        if self._since is not None:
+            self._worked_s += monotonic() - self._since
+            self._since = None
+
+    def again(self) -> None:
+        """Write a heartbeat in the current phase: the rank makes progress."""
+        if self._table is not None:
+            self._table.write(self._rank, self._global_step, self._phase, self._own_s)
+
+    def stop_behind(self, global_step: int) -> int | None:
+        """The step after which all ranks stop, or None. Every rank calls it after each step; rank 0 answers a stop request with the next step.
+
+        No rank can pass that step unaware: rank 0 writes it before it contributes any gradient of that step.
+        """
+        if self._table is None:
+            return None
+        if self._rank == 0 and self._table.agreed is None and self._table.stop_asked:
+            self._table.agree(global_step + 1)
+        return self._table.agreed
+
+
+def answer_stack_dumps() -> int:
+    """Dump all stacks on DUMP_SIGNAL from now on; returns the memory file's descriptor."""
+    memory = os.memfd_create("ecrl-stacks")
+    faulthandler.register(DUMP_SIGNAL, file=memory, all_threads=True, chain=False)
+    return memory
+
+
+def silence_stack_dumps(memory: int) -> None:
+    """Undo `answer_stack_dumps`."""
+    faulthandler.unregister(DUMP_SIGNAL)
+    os.close(memory)

@@ -1,26 +1,154 @@
 """World-size-invariant training: the window is V fixed micro-shards (replicas), and no result depends on which rank computes which of them.
 
 A rank computes its replicas one after another: each starts from the buffers at the beginning of the step and has its own RNG streams. Its result
-(gradients, buffers after the forward pass, loss) is one vector; the mean of the V vectors is summed in the order of one tree (`tree_reduce.py`),
-whatever the number of ranks (`replica_allreduce.py`), and every rank then does the same update.
+(gradients, buffers after the forward pass, loss) is one vector; the mean of the V vectors is summed in the order of one binary tree (`TreeReduce`),
+whatever the number of ranks (`ReplicaAllreduce`), and every rank then does the same update.
+
+The tree's node at level k with index i covers the leaves from i * 2^k up to (not including) (i + 1) * 2^k, as far as there are any. Its sum is left
+child plus right child; a node without a right child equals its left child. A rank with neighbouring leaves sums only within complete nodes;
+merging the nodes of all ranks in order then does exactly the additions that a single rank with all leaves would do.
+
+To merge them, every rank receives its slice of each node from every other rank (all-to-all), completes the tree for that slice, and the slices of the
+result are gathered on all ranks (all-gather). Adding slices does the same element-wise additions as adding whole vectors. A rank sends its nodes once
+and a slice of the result once: with one node per rank twice the model, as a ring all-reduce does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
+from ecrl_cli.config.elastic import owned
 from ecrl_cli.data.loading import Batch
-from ecrl_cli.training.heartbeat import HeartbeatWriter
-from ecrl_cli.training.replica_allreduce import Exchange
+from ecrl_cli.training.control_client import HeartbeatWriter
 from ecrl_cli.training.seeding import seed_replica
 from ecrl_cli.training.train_step import StepResult
-from ecrl_cli.training.tree_reduce import TreeReduce
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, order=True)
+class Node:
+    level: int
+    index: int
+
+    @property
+    def parent(self) -> Node:
+        return Node(self.level + 1, self.index // 2)
+
+    @property
+    def is_left(self) -> bool:
+        return self.index % 2 == 0
+
+    def is_last(self, leaves: int) -> bool:
+        """Whether it is the rightmost node of its level."""
+        return (self.index + 1) << self.level >= leaves
+
+
+class TreeReduce(Generic[T]):
+    """Takes values of neighbouring nodes from left to right and merges them as far as possible; at most two per level stay unmerged.
+
+    `add(left, right)` may modify and return its left argument: the tree owns pushed values.
+    """
+
+    def __init__(self, leaves: int, add: Callable[[T, T], T]) -> None:
+        self._leaves, self._add = leaves, add
+        self._waiting: list[tuple[Node, T]] = []
+
+    def push(self, node: Node, value: T) -> None:
+        """Add the sum of `node`, the right neighbour of the node pushed before."""
+        self._waiting.append((node, value))
+        while self._rise():
+            pass
+
+    def push_leaf(self, index: int, value: T) -> None:
+        self.push(Node(0, index), value)
+
+    @property
+    def sums(self) -> list[tuple[Node, T]]:
+        """The largest complete nodes of what was pushed, from left to right."""
+        return list(self._waiting)
+
+    @property
+    def root(self) -> T:
+        """The sum of all leaves; ValueError unless all were pushed."""
+        node, value = self._waiting[0]
+        if len(self._waiting) > 1 or node.index or not node.is_last(self._leaves):
+            raise ValueError(f"{node} is not the root of {self._leaves} leaves")
+        return value
+
+    def _rise(self) -> bool:
+        """Merge once at the right end: two siblings into their parent, or a left child without a sibling into its parent. False if nothing merges."""
+        node, value = self._waiting[-1]
+        if node.is_left:
+            if node.is_last(self._leaves) and node.index:
+                self._waiting[-1] = (node.parent, value)
+                return True
+            return False
+        if len(self._waiting) < 2 or self._waiting[-2][0] != Node(node.level, node.index - 1):
+            return False
+        self._waiting.pop()
+        self._waiting[-1] = (node.parent, self._add(self._waiting[-1][1], value))
+        return True
+
+
+def whole_nodes(owned: Iterable[int], leaves: int) -> list[Node]:
+    """The largest complete nodes over the neighbouring leaves `owned`, from left to right: what their rank sends to others."""
+    tree: TreeReduce[None] = TreeReduce(leaves, lambda left, right: None)
+    for index in owned:
+        tree.push_leaf(index, None)
+    return [node for node, _ in tree.sums]
+
+
+class Exchange(Protocol):
+    def __call__(self, tree: TreeReduce[torch.Tensor]) -> torch.Tensor:
+        """The sum of all leaves, on every rank, from this rank's `tree` of vectors of equal length and dtype. Collective."""
+
+
+def alone(tree: TreeReduce[torch.Tensor]) -> torch.Tensor:
+    """The exchange for a world size of 1: one process holds all leaves."""
+    return tree.root
+
+
+class ReplicaAllreduce:
+    """The exchange of `rank` with all ranks of the default process group."""
+
+    def __init__(self, replicas: int, rank: int, world_size: int) -> None:
+        self._replicas, self._rank, self._world_size = replicas, rank, world_size
+        self._nodes = [whole_nodes(owned(replicas, each, world_size), replicas) for each in range(world_size)]
+
+    def __call__(self, tree: TreeReduce[torch.Tensor]) -> torch.Tensor:
+        vectors = [vector for _, vector in tree.sums]
+        length = vectors[0].numel()
+        piece = -(-length // self._world_size)
+        root = vectors[0].new_empty(self._world_size * piece)
+        dist.all_gather_into_tensor(root, self._completed(self._received(vectors, piece), piece))
+        return root[:length]
+
+    def _received(self, vectors: list[torch.Tensor], piece: int) -> torch.Tensor:
+        """This rank's slice (`piece` elements) of every rank's nodes, concatenated."""
+        send = vectors[0].new_zeros(self._world_size, len(vectors), piece)
+        for number, vector in enumerate(vectors):
+            for rank, part in enumerate(torch.split(vector, piece)):
+                send[rank, number, : len(part)] = part
+        counts = [len(nodes) * piece for nodes in self._nodes]
+        received = send.new_empty(sum(counts))
+        dist.all_to_all_single(received, send.view(-1), counts, [counts[self._rank]] * self._world_size)
+        return received
+
+    def _completed(self, received: torch.Tensor, piece: int) -> torch.Tensor:
+        tree: TreeReduce[torch.Tensor] = TreeReduce(self._replicas, torch.Tensor.add_)
+        nodes = (node for each in self._nodes for node in each)
+        for node, part in zip(nodes, torch.split(received, piece), strict=True):
+            tree.push(node, part)
+        return tree.root
 
 
 class ReplicaGradient:

@@ -10,14 +10,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from ecrl_cli.checkpoint.capture.collectives import Collectives, DefaultGroup
 from ecrl_cli.checkpoint.capture.loading import load_snapshot
-from ecrl_cli.checkpoint.capture.train_position import NOWHERE, TrainPosition
-from ecrl_cli.checkpoint.capture.train_state import TrainState
+from ecrl_cli.checkpoint.capture.train_state import Collectives, DefaultGroup, TrainState
+from ecrl_cli.checkpoint.format.train_document import NOWHERE, TrainPosition
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.strategies.context import StrategyInputs
-from ecrl_cli.checkpoint.strategies.factory import make_strategy
-from ecrl_cli.checkpoint.strategies.strategy import Strategy
+from ecrl_cli.checkpoint.strategies.strategy import Strategy, StrategyInputs, make_strategy
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import RunConfig
@@ -30,27 +27,23 @@ from ecrl_cli.failures.faulty_store import store_for
 from ecrl_cli.failures.injector import Injector
 from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.models import build as build_model
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import DatasetRecord, FinalState
 from ecrl_cli.records.journal import Journal, read_json
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Progress
-from ecrl_cli.records.rank_state import RestoredState
+from ecrl_cli.records.messages import AttemptSpec, Progress
 from ecrl_cli.records.span_clock import SpanClock
+from ecrl_cli.records.state_digests import RestoredState
 from ecrl_cli.records.survivor_records import SNAPSHOT
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.storage.fs_wrapper import HeartbeatFs
-from ecrl_cli.training.control_client import Control
-from ecrl_cli.training.ddp import WarmUp, wrap
-from ecrl_cli.training.heartbeat import HeartbeatWriter
+from ecrl_cli.training.control_client import Control, HeartbeatWriter
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.rendezvous import Rendezvous
-from ecrl_cli.training.replica_allreduce import ReplicaAllreduce, alone
-from ecrl_cli.training.replicas import ReplicaGradient, ReplicaTrainStep
+from ecrl_cli.training.replicas import ReplicaAllreduce, ReplicaGradient, ReplicaTrainStep, alone
 from ecrl_cli.training.seeding import seed_rank, seed_replica
 from ecrl_cli.training.state_digests import DigestSchedule
 from ecrl_cli.training.train_loop import TrainLoop
-from ecrl_cli.training.train_step import DataParallelTrainStep, TrainStep
+from ecrl_cli.training.train_step import DataParallelTrainStep, TrainStep, WarmUp, wrap
 
 
 class Session:

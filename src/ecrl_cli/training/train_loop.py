@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from ecrl_cli.checkpoint.capture.train_position import TrainPosition
 from ecrl_cli.checkpoint.capture.train_state import TrainState
+from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.checkpoint.strategies.strategy import Strategy
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
@@ -19,9 +19,9 @@ from ecrl_cli.failures.injector import Injector
 from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import Journal
-from ecrl_cli.records.rank_state import RANK_COMPONENTS
 from ecrl_cli.records.span_clock import SpanClock
-from ecrl_cli.training.heartbeat import HeartbeatWriter
+from ecrl_cli.records.state_digests import RANK_COMPONENTS
+from ecrl_cli.training.control_client import HeartbeatWriter
 from ecrl_cli.training.state_digests import DigestSchedule
 from ecrl_cli.training.train_step import StepResult, TrainStep
 

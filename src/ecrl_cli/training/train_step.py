@@ -1,16 +1,82 @@
-"""One training step: forward, backward, update, with plain data parallelism. `replicas.py` has fixed replicas."""
+"""One training step with data parallelism: forward, backward, update. `replicas.py` has fixed replicas.
+
+Stock DDP first builds its buckets in parameter order, then rebuilds them after its first iteration in the order in which gradients arrived.
+A restarted process does its first iteration in the middle of the run: with three or more ranks it would sum gradients in another order than an
+uninterrupted run. So each process does one iteration on zeros before its first step: every real step then uses the rebuilt buckets.
+
+`FaultTolerantTrainStep` survives the death of peers: DDP over this rank alone, with an all-reduce that survivors can abort or finish.
+"""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
 
+from ecrl_cli.checkpoint.capture.rng import capture_rng, packed, restore_rng, unpacked
+from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.loading import Batch
-from ecrl_cli.training.heartbeat import HeartbeatWriter
+from ecrl_cli.errors import ConfigError
+from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup, PeersLost, group_of_one
+from ecrl_cli.training.control_client import HeartbeatWriter
+from ecrl_cli.training.optimization import autocast
+
+_SAMPLES = 2  # the batch size does not change the order in which gradients arrive; BatchNorm needs two
+_NAMED = 3
+
+Keep = Callable[[int, bytes], None]
+_LOSS = struct.Struct("<d")
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Settings of the warm-up iteration: the `shape` of one sample, device and precision."""
+
+    shape: tuple[int, ...]
+    device: torch.device
+    precision: AbstractContextManager[Any]
+    find_unused_parameters: bool
+
+    @classmethod
+    def of(cls, config: RunConfig, shape: tuple[int, ...], device: torch.device) -> WarmUp:
+        return cls(tuple(shape), device, autocast(config.precision, device), config.ddp.find_unused_parameters)
+
+
+def wrap(model: torch.nn.Module, warm_up: WarmUp, **options: Any) -> DistributedDataParallel:
+    """Wrap `model` in DDP (`options` are DDP's own) with its final buckets. Collective.
+
+    Call it before the RNGs are seeded or restored: the warm-up iteration draws from them. Parameters, gradients and buffers stay as they were.
+    With `ddp.find_unused_parameters` DDP never rebuilds its buckets, so no warm-up is done.
+    """
+    unused = warm_up.find_unused_parameters
+    ddp = DistributedDataParallel(model, find_unused_parameters=unused, **options)
+    if not unused:
+        _iterate(ddp, warm_up)
+    return ddp
+
+
+def _iterate(ddp: DistributedDataParallel, warm_up: WarmUp) -> None:
+    """One forward and backward pass. ConfigError if a parameter gets no gradient: DDP would fail at its next iteration."""
+    model = ddp.module
+    before = [buffer.clone() for buffer in model.buffers()]
+    with warm_up.precision:
+        output = ddp(torch.zeros(_SAMPLES, *warm_up.shape, device=warm_up.device))
+    output.float().sum().backward()
+    missing = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None]
+    if missing:
+        names = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
+        fact = f"is false, and {len(missing)} parameter(s) take no part in the loss ({names})"
+        raise ConfigError("ddp.find_unused_parameters", fact, "set ddp.find_unused_parameters=true, or take them out of the model")
+    model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for buffer, value in zip(model.buffers(), before, strict=True):
+            buffer.copy_(value)
 
 
 @dataclass(frozen=True)
@@ -57,3 +123,65 @@ class DataParallelTrainStep:
 
     def exchanged(self, global_step: int, loss: torch.Tensor) -> None:
         """When this returns, every rank has the mean of all gradients; here DDP has already averaged them inside backward."""
+
+
+@dataclass
+class FaultTolerantTrainStep(DataParallelTrainStep):
+    """`model`: not wrapped in DDP. The object is reused across attempts; `assign` does that for each."""
+
+    warm_up: WarmUp = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._bare = self.model
+        self._buffers = [buffer for buffer in self._bare.buffers() if buffer.numel()]
+        self._states: dict[str, torch.Tensor] = {}
+        # DDP with its usual buckets over a group of one; no initial broadcast: all ranks build the same weights, or receive them.
+        self.model = wrap(self._bare, self.warm_up, process_group=group_of_one(), gradient_as_bucket_view=True, init_sync=False)
+        self.model.register_comm_hook(None, lambda state, bucket: self._peers.hook(bucket))  # other annotations than DDP's would be refused
+        self._bare.register_forward_pre_hook(lambda *given: self.heartbeat.work())
+
+    def assign(self, peers: FaultTolerantGroup, heartbeat: HeartbeatWriter, store_rank_state: Keep) -> None:
+        """Join the group `peers`; `store_rank_state` stores bytes for a step where they survive this rank."""
+        self._peers, self.heartbeat, self._keep = peers, heartbeat, store_rank_state
+
+    def keep_state(self, global_step: int, loss: float) -> None:
+        """Store this rank's own state after `global_step`, its loss and RNG states."""
+        self._states = capture_rng(self.device)
+        self._keep(global_step, _LOSS.pack(loss) + packed(self._states))
+
+    def run(self, batch: Batch, global_step: int) -> StepResult:
+        """PeersLost if the step is aborted: this rank's state is then rolled back to before the step."""
+        self._peers.begin(global_step)
+        before = [buffer.clone() for buffer in self._buffers]
+        try:
+            return super().run(batch, global_step)
+        except PeersLost:
+            self._roll_back(before)
+            raise
+
+    def exchanged(self, global_step: int, loss: torch.Tensor) -> None:
+        """Finish the all-reduce. The RNG states are stored first: nothing is drawn after the backward pass, so they are those after the step."""
+        behind = self._states
+        self.keep_state(global_step, float(loss.item()))
+        try:
+            self._peers.finish(self._buffers)
+        except PeersLost:
+            self._states = behind
+            raise
+
+    def _roll_back(self, before: list[torch.Tensor]) -> None:
+        put_back(self._buffers, before)
+        restore_rng(self._states, self.device)
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def put_back(buffers: Iterable[torch.Tensor], before: Iterable[torch.Tensor]) -> None:
+    """Restore `buffers` from the copies `before`."""
+    with torch.no_grad():
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
+
+
+def remembered(kept: bytes, device: torch.device) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and RNG states, from the bytes that `keep_state` stored."""
+    return _LOSS.unpack_from(kept)[0], unpacked(kept[_LOSS.size :], device)

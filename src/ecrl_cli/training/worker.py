@@ -22,15 +22,12 @@ from ecrl_cli.config.recoveries import recovery_of, survivors_stay  # noqa: E402
 from ecrl_cli.errors import EcrlError, LossNotFinite, StorageError  # noqa: E402 - after STARTED
 from ecrl_cli.failures.injector import Injector  # noqa: E402
 from ecrl_cli.linux.pdeathsig import die_with_parent  # noqa: E402
-from ecrl_cli.records.attempt_spec import AttemptSpec  # noqa: E402
+from ecrl_cli.linux.processes import print_to  # noqa: E402
 from ecrl_cli.records.journal import Journal, read_json  # noqa: E402
 from ecrl_cli.records.layout import RunLayout  # noqa: E402
-from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, Progress, RankError, SpareReady  # noqa: E402
+from ecrl_cli.records.messages import Assignment, AttemptSpec, Hello, LeftAttempt, Progress, RankError, SpareReady  # noqa: E402
 from ecrl_cli.records.run_config import read_run_config  # noqa: E402
-from ecrl_cli.training import stack_dump_handler  # noqa: E402
-from ecrl_cli.training.control_client import Control, NullControl  # noqa: E402
-from ecrl_cli.training.heartbeat import HeartbeatWriter  # noqa: E402
-from ecrl_cli.training.output import print_to  # noqa: E402
+from ecrl_cli.training.control_client import Control, HeartbeatWriter, NullControl, answer_stack_dumps, silence_stack_dumps  # noqa: E402
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress, from_environment  # noqa: E402
 
 if TYPE_CHECKING:
@@ -69,14 +66,14 @@ def run_spare(run_dir: Path, store: TcpStoreAddress, started: float) -> int:
 
 def _serve(layout: RunLayout, seat: RankAssignment) -> int:
     """Take part in attempt after attempt; returns the exit code."""
-    memory = stack_dump_handler.answer()
+    memory = answer_stack_dumps()
     try:
         following: RankAssignment | int = seat
         while isinstance(following, RankAssignment):
             following = _take_part(layout, following, memory)
         return following
     finally:
-        stack_dump_handler.silence(memory)
+        silence_stack_dumps(memory)
 
 
 def _take_part(layout: RunLayout, seat: RankAssignment, memory: int) -> RankAssignment | int:

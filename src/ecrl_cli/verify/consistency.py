@@ -9,9 +9,9 @@ from ecrl_cli.config.identity import reference_id_of, run_id_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import shown
 from ecrl_cli.history.lineage import ancestry, furthest, line_chain, lines_of
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import Attempt, FinalState, SupervisorRecord
 from ecrl_cli.records.journal import read_json
+from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.verify.attempt_continuity import check_continued, size_of_survivors
 from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.labels import check_labels, other_environment

@@ -7,8 +7,7 @@ from ecrl_cli.checkpoint.format.train_document import rng_digest
 from ecrl_cli.errors import shown
 from ecrl_cli.history.lineage import lines_of
 from ecrl_cli.records.events import Attempt, FinalState
-from ecrl_cli.records.rank_state import RANK_COMPONENTS, RankState
-from ecrl_cli.records.state_digests import digest_due, digests_configured, recorded_by_rank, worked_out
+from ecrl_cli.records.state_digests import RANK_COMPONENTS, RankState, digest_due, digests_configured, recorded_by_rank, worked_out
 from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.state_values import Values, differing, ends_as_restored, equal_on_ranks, has_digests, values_of
 from ecrl_cli.verify.train_state import train_digest_of

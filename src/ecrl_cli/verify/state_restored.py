@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ecrl_cli.checkpoint.format.saved_state import due_on_rank, saved_state, tensor_digests
+from ecrl_cli.checkpoint.format.train_document import due_on_rank, saved_state, tensor_digests
 from ecrl_cli.errors import shown
 from ecrl_cli.history.lineage import committed_as
 from ecrl_cli.records.events import Attempt
-from ecrl_cli.records.rank_state import RANK_COMPONENTS, RestoredState
+from ecrl_cli.records.state_digests import RANK_COMPONENTS, RestoredState
 from ecrl_cli.records.survivor_records import SURVIVORS
 from ecrl_cli.verify.rank_states import as_components
 from ecrl_cli.verify.verdict import Finding, FindingBuilder

@@ -9,7 +9,7 @@ from ecrl_cli.checkpoint.format.train_document import TRAIN_STATE
 from ecrl_cli.config.recoveries import survivors_stay
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import RankLine
-from ecrl_cli.records.rank_state import RANK_COMPONENTS
+from ecrl_cli.records.state_digests import RANK_COMPONENTS
 
 NO_TENSORS = digest([])  # the digest of an empty component
 STATE = "state"

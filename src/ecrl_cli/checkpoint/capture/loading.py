@@ -10,15 +10,14 @@ from typing import Any
 
 import torch
 
-from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
+from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
 from ecrl_cli.checkpoint.capture.tensor_sources import dtype_of
 from ecrl_cli.checkpoint.format.canonical_json import parse
-from ecrl_cli.checkpoint.format.finite import all_finite
 from ecrl_cli.checkpoint.format.hashing import workers
 from ecrl_cli.checkpoint.format.image import TensorPlace
 from ecrl_cli.checkpoint.format.manifest import Manifest
 from ecrl_cli.checkpoint.format.names import TRAIN, must_be_finite
-from ecrl_cli.checkpoint.format.tensor_table import tensor_table
+from ecrl_cli.checkpoint.format.tensor_table import all_finite, tensor_table
 from ecrl_cli.checkpoint.store.integrity import CheckpointRejected, IntegrityConfig, OpenCheckpoint, layer, opened
 from ecrl_cli.errors import EcrlError, StorageError
 from ecrl_cli.storage.fs import Fs, PosixFs

@@ -1,4 +1,4 @@
-"""TrainState: everything a step depends on, and how it is named, gathered, digested and restored."""
+"""TrainState: everything a step depends on, and how it is named, gathered, digested, restored and sent to a rank that has none."""
 
 from __future__ import annotations
 
@@ -7,22 +7,53 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
-from ecrl_cli.checkpoint.capture.collectives import Collectives, DefaultGroup
 from ecrl_cli.checkpoint.capture.loading import load_checkpoint
 from ecrl_cli.checkpoint.capture.rng import capture_rng, restore_rng
-from ecrl_cli.checkpoint.capture.tensor_sources import TensorSource, model_sources, optimizer_sources, parameter_names, raw, signature, spec_of
-from ecrl_cli.checkpoint.capture.train_position import NOWHERE, TrainPosition
-from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
+from ecrl_cli.checkpoint.capture.tensor_sources import (
+    TensorSource,
+    dtype_of,
+    model_sources,
+    optimizer_sources,
+    parameter_names,
+    raw,
+    signature,
+    spec_of,
+)
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest, parse
 from ecrl_cli.checkpoint.format.hashing import tensor_sha256
+from ecrl_cli.checkpoint.format.image import TensorSpec
 from ecrl_cli.checkpoint.format.manifest import Components, components_of
 from ecrl_cli.checkpoint.format.names import FORMAT_VERSION
-from ecrl_cli.checkpoint.format.train_document import rng_digest, train_digest
+from ecrl_cli.checkpoint.format.train_document import NOWHERE, TrainPosition, rng_digest, train_digest
 from ecrl_cli.errors import ConfigError, StorageError
-from ecrl_cli.records.rank_state import RankState
+from ecrl_cli.records.state_digests import RankState
 
 _CHAIN = 64  # hex digits of a rank's line chain; zeros before the first line
 _DIGEST = 32  # bytes of a SHA-256
+
+
+class Collectives(Protocol):
+    """Barrier and all-gather; not called with a world size of 1."""
+
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+
+    def all_gather(self, own: torch.Tensor) -> list[torch.Tensor]:
+        """`own` of every rank, in rank order."""
+
+
+class DefaultGroup:
+    """The default process group."""
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def all_gather(self, own: torch.Tensor) -> list[torch.Tensor]:
+        rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, own)
+        return rows
 
 
 class Sampler(Protocol):
@@ -270,3 +301,29 @@ def _other_model(name: str) -> ConfigError:
 def _other_optimizer(name: str) -> ConfigError:
     fact = f"the checkpoint holds the state of another optimizer (first difference: {name})"
     return ConfigError("optimizer", fact, "restore the configuration or start a new run")
+
+
+def pack_state(train_state: TrainState, progress: TrainPosition) -> tuple[bytes, torch.Tensor]:
+    """Header and bytes of the state in `train_state`, without RNG states and line chains, which belong to each rank."""
+    tensors = {source.name: source.find() for source in train_state.sources()}
+    table = [[name, spec.dtype, list(spec.shape)] for name, tensor in tensors.items() for spec in [spec_of(name, tensor)]]
+    header = canonical_json({"train": parse(train_state.train_document(progress, [])), "tensors": table})
+    return header, torch.cat([raw(tensor) for tensor in tensors.values()])
+
+
+def size_of(header: bytes) -> int:
+    """Size in bytes of the second message, from the first."""
+    return sum(spec.nbytes for spec in _specs(parse(header)))
+
+
+def unpack_state(train_state: TrainState, header: bytes, data: torch.Tensor) -> TrainPosition:
+    """Load the two messages into `train_state`; returns this rank's position."""
+    document = parse(header)
+    specs = _specs(document)
+    parts = torch.split(data, [spec.nbytes for spec in specs])
+    tensors = {spec.name: part.clone().view(dtype_of(spec)).view(spec.shape) for spec, part in zip(specs, parts, strict=True)}
+    return train_state.become(tensors, document["train"])
+
+
+def _specs(document: dict[str, Any]) -> list[TensorSpec]:
+    return [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in document["tensors"]]

@@ -1,11 +1,13 @@
-"""train.json: all training state that is not a tensor. Torch-free, so that verify can read it."""
+"""train.json, all training state that is not a tensor, and its place in the run. Torch-free, so that verify can read it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ecrl_cli.checkpoint.format.canonical_json import digest, parse
+from ecrl_cli.checkpoint.format.manifest import Manifest, components_of
 
 # Equal on all ranks, and in all runs that end in the same state. The rest of train.json is one rank's (loss) or about its log lines (line_chain).
 TRAIN_STATE = ("global_step", "sampler", "scheduler", "scaler", "optimizer")
@@ -19,6 +21,8 @@ _RESTORED: dict[str, type | tuple[type, ...]] = {
     "scaler": (dict, type(None)),
     "optimizer": dict,
 }
+
+_SHARED = "rng.shared"
 
 
 def train_digest(document: Mapping[str, Any]) -> str:
@@ -45,3 +49,48 @@ def check_train_document(data: bytes) -> dict[str, Any]:
     if any(not isinstance(document["sampler"].get(name), int) for name in ("epoch", "cursor_step", "seed")):
         raise ValueError("train.json has no sampler that could be restored")
     return document
+
+
+def tensor_digests(manifest: Manifest) -> dict[str, str]:
+    """The SHA-256 of each tensor, by name."""
+    return {name: entry.sha256 for part in manifest.parts.values() for name, entry in part.tensors.items()}
+
+
+def saved_state(tensors: Mapping[str, str], train: Mapping[str, Any]) -> dict[str, str]:
+    """Digests of parameters, buffers, optimizer; rng.rankN for each rank's RNG state (rng.shared if equal on all ranks); train, if train.json
+    has all of it. Defined as in `records.rank_state.RankState`. `tensors`: SHA-256 by name; `train`: the content of train.json."""
+    found = components_of(dict(tensors))
+    saved = {"parameters": found.parameters, "buffers": found.buffers, "optimizer": found.optimizer}
+    generators: dict[str, dict[str, str]] = {}
+    for name, sha256 in tensors.items():
+        if name.startswith("rng."):
+            owner, _, generator = name.rpartition(".")
+            generators.setdefault(owner, {})[generator] = sha256
+    saved |= {owner: rng_digest(own) for owner, own in sorted(generators.items())}
+    return saved | ({"train": train_digest(train)} if all(name in train for name in TRAIN_STATE) else {})
+
+
+def due_on_rank(saved: Mapping[str, str], rank: int) -> dict[str, str]:
+    """The digests that `rank` must have after it restored `saved`, by component. Without rng if the rank did not exist when it was saved: it then
+    starts from its own seed."""
+    due = {name: value for name, value in saved.items() if not name.startswith("rng.")}
+    rng = saved.get(f"rng.rank{rank}", saved.get(_SHARED))
+    return due | ({"rng": rng} if rng else {})
+
+
+@dataclass(frozen=True)
+class TrainPosition:
+    """`global_step`: steps done; `epoch` and `cursor_step`: the next window; `line_chain`: this rank's running SHA-256 over its log lines.
+
+    `loss`: that of the last step, None if there is none or it is not finite. A run that resumes at its target reports it as its last loss.
+    """
+
+    global_step: int
+    epoch: int
+    cursor_step: int
+    seed: int
+    line_chain: str
+    loss: float | None = None
+
+
+NOWHERE = TrainPosition(global_step=0, epoch=0, cursor_step=0, seed=0, line_chain="")

@@ -15,10 +15,8 @@ from typing import Any
 
 from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, MAX_MANIFEST, PartEntry
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_NAME, TRAIN
-from ecrl_cli.checkpoint.repair.crc_bit_flip import BitFlip
-from ecrl_cli.checkpoint.repair.damage import NAMED, Finding, find_damage
-from ecrl_cli.checkpoint.repair.manifest_rebuild import rebuild_entry
-from ecrl_cli.checkpoint.repair.record_repair import RepairedRecord, repair_commit, repair_manifest, repair_sidecar
+from ecrl_cli.checkpoint.repair.damage import NAMED, BitFlip, Finding, find_damage
+from ecrl_cli.checkpoint.repair.record_repair import RepairedRecord, rebuild_entry, repair_commit, repair_manifest, repair_sidecar
 from ecrl_cli.checkpoint.store.atomic_install import sidecar_of
 from ecrl_cli.checkpoint.store.integrity import MAX_SIDECAR, MAX_TRAIN, CheckpointRejected, IntegrityConfig, IntegrityReport, layer
 from ecrl_cli.errors import StorageError

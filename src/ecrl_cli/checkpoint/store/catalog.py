@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotContent
+from ecrl_cli.checkpoint.capture.shared_memory import SnapshotContent
 from ecrl_cli.checkpoint.format.names import REJECTED_PREFIX, STAGE_PREFIX, STEP_NAME, TRASH_PREFIX
 from ecrl_cli.checkpoint.store.atomic_install import remove_group, sidecar_of
 from ecrl_cli.checkpoint.store.integrity import IntegrityReport

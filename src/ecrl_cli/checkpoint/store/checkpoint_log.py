@@ -1,18 +1,21 @@
-"""Writes the lines of checkpoint_rank0.jsonl, for rank 0 and the background writer. Torch-free."""
+"""Writes the lines of checkpoint_rank0.jsonl, for rank 0 and the background writer: one save from image to outcome. Torch-free."""
 
 from __future__ import annotations
 
+import errno
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ecrl_cli.checkpoint.store.store import Retired, Saved
+from ecrl_cli.checkpoint.format.image import CheckpointImage
+from ecrl_cli.checkpoint.store.store import CheckpointStore, Retired, Saved
 from ecrl_cli.config.codec import decode
-from ecrl_cli.errors import EcrlError, StorageError
+from ecrl_cli.errors import EcrlError, Fenced, StorageError
 from ecrl_cli.linux.clock import monotonic, wall
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine
 from ecrl_cli.records.journal import Journal, read_journal, read_json
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import AttemptSpec
 
 
 @dataclass(frozen=True)
@@ -87,3 +90,35 @@ def submitted(layout: RunLayout, order: AttemptSpec) -> bool:
         earlier = decode(AttemptSpec, read_json(logs.launch))
         before = earlier.continues if earlier.resume_step == order.resume_step else None
     return False
+
+
+def save_and_record(store: CheckpointStore, image: CheckpointImage, attempt: int, log: CheckpointLog) -> bool:
+    """Commit `image` and log the outcome: `committed`, or `failed` with the reason. Returns whether it is committed.
+
+    StorageError is not raised: `log.failure` has it, and `checkpoint.on_error` decides what follows. Fenced is logged and raised.
+    Errors with pointers or retention do not make a committed checkpoint a failed one; the next save tries both again.
+    """
+    step, began = image.stamp.global_step, monotonic()
+    try:
+        saved = store.save(image, attempt)
+    except (StorageError, Fenced) as error:
+        log.failed(step, error, monotonic() - began)
+        if isinstance(error, Fenced):
+            raise
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _retire(store, log)  # the disk is full: remove what an earlier save could not
+        return False
+    except Exception as error:  # a bug here must not leave a submitted checkpoint without an outcome
+        log.failed(step, EcrlError("save", f"{type(error).__name__}: {error}", "report this"), monotonic() - began)
+        return False
+    log.committed(step, saved)
+    with suppress(StorageError):
+        log.retired(store.update_pointers_and_retire(saved, image))
+        if store.pointer_error is not None:
+            log.pointer_failed(step, store.pointer_error)
+    return True
+
+
+def _retire(store: CheckpointStore, log: CheckpointLog) -> None:
+    with suppress(StorageError):
+        log.retired(store.retire())

@@ -262,7 +262,7 @@ def tensor_places(fs: Fs, name: str, fd: int, entry: PartEntry, train: bytes) ->
 
 def _check_tensor(fs: Fs, fd: int, entry: PartEntry, place: TensorPlace, finite: str) -> None:
     # importing numpy takes 0.1 s, which the writer's start need not pay
-    from ecrl_cli.checkpoint.format.finite import all_finite
+    from ecrl_cli.checkpoint.format.tensor_table import all_finite
 
     spec = place.spec
     state, sound = hashlib.sha256(tensor_prefix(spec.dtype, spec.shape)), True

@@ -6,13 +6,13 @@ from typing import Self
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.capture.staging_buffer import StagingBuffer
-from ecrl_cli.checkpoint.capture.train_position import NOWHERE, TrainPosition
 from ecrl_cli.checkpoint.capture.train_state import RankStates
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.names import TRAIN
-from ecrl_cli.checkpoint.store.save_and_log import save_and_record
+from ecrl_cli.checkpoint.format.train_document import NOWHERE, TrainPosition
+from ecrl_cli.checkpoint.store.checkpoint_log import save_and_record
 from ecrl_cli.checkpoint.store.store import CheckpointStore
-from ecrl_cli.checkpoint.strategies.context import StrategyContext, StrategyInputs
+from ecrl_cli.checkpoint.strategies.strategy import StrategyContext, StrategyInputs
 
 
 class BlockingStrategy:

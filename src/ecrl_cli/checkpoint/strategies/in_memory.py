@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 from typing import Self
 
-from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair, SnapshotRecord, room
-from ecrl_cli.checkpoint.capture.shared_memory import Memory
+from ecrl_cli.checkpoint.capture.shared_memory import Memory, SnapshotPair, SnapshotRecord, room
 from ecrl_cli.checkpoint.capture.staging_buffer import BufferLayout, CapturePlanner, StagingBuffer
-from ecrl_cli.checkpoint.capture.train_position import NOWHERE, TrainPosition
 from ecrl_cli.checkpoint.capture.train_state import RankStates
-from ecrl_cli.checkpoint.strategies.context import StrategyContext, StrategyInputs
+from ecrl_cli.checkpoint.format.train_document import NOWHERE, TrainPosition
 from ecrl_cli.checkpoint.strategies.overlapped import OverlappedStrategy
+from ecrl_cli.checkpoint.strategies.strategy import StrategyContext, StrategyInputs
 
 
 class MappedSnapshot:

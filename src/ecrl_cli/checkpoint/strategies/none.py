@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Self
 
-from ecrl_cli.checkpoint.capture.train_position import TrainPosition
-from ecrl_cli.checkpoint.strategies.context import StrategyInputs
+from ecrl_cli.checkpoint.format.train_document import TrainPosition
+from ecrl_cli.checkpoint.strategies.strategy import StrategyInputs
 
 
 class NoneStrategy:

@@ -10,11 +10,11 @@ from typing import Self
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.capture.staging_buffer import BufferLayout, StagingBuffer
-from ecrl_cli.checkpoint.capture.train_position import NOWHERE, TrainPosition
 from ecrl_cli.checkpoint.capture.train_state import RankStates
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.names import TRAIN
-from ecrl_cli.checkpoint.strategies.context import StrategyContext, StrategyInputs
+from ecrl_cli.checkpoint.format.train_document import NOWHERE, TrainPosition
+from ecrl_cli.checkpoint.strategies.strategy import StrategyContext, StrategyInputs
 from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone
 from ecrl_cli.errors import StorageError
 

@@ -1,11 +1,32 @@
-"""The interface of a checkpoint strategy. All ranks call it; only rank 0 writes."""
+"""The interface of a checkpoint strategy, its inputs, and the context that strategies share. All ranks call it; only rank 0 writes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
+from ecrl_cli.checkpoint.capture.staging_buffer import CapturePlanner, StagingBuffer
+from ecrl_cli.checkpoint.capture.train_state import RankStates, TrainState
+from ecrl_cli.checkpoint.format.image import CheckpointMeta, PartPlace
+from ecrl_cli.checkpoint.format.train_document import TrainPosition
+from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, SaveTimes
+from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.config.identity import run_id
+from ecrl_cli.config.schema import CheckpointConfig, RunConfig
+from ecrl_cli.config.strategies import strategy_of
+from ecrl_cli.errors import StorageError
+from ecrl_cli.records.events import STALL_PARTS
+from ecrl_cli.records.journal import Journal
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.span_clock import SpanClock
+
 if TYPE_CHECKING:
-    from ecrl_cli.checkpoint.capture.train_position import TrainPosition
+    from ecrl_cli.checkpoint.format.train_document import TrainPosition
+
+MakeStore = Callable[[Path, StoreConfig], CheckpointStore]
 
 
 class Strategy(Protocol):
@@ -34,3 +55,95 @@ class Strategy(Protocol):
 
     def close(self) -> None:
         """Release memory and connections, without waiting for checkpoints in flight."""
+
+
+@dataclass(frozen=True)
+class StrategyInputs:
+    """Inputs of a strategy for one rank in one attempt. `make_store`: makes the store that the rank itself writes to. `snapshots`: the supervisor's
+    memory files, if the strategy keeps snapshots."""
+
+    config: RunConfig
+    train_state: TrainState
+    layout: RunLayout
+    attempt: int
+    clock: SpanClock
+    make_store: MakeStore = CheckpointStore
+    snapshots: SnapshotPair | None = None
+
+    def context(self) -> StrategyContext:
+        """The strategy's context; opens the attempt's checkpoint log."""
+        log = CheckpointLog(Journal(self.layout.attempt(self.attempt).checkpoints), self.layout, self.attempt)
+        planner = CapturePlanner(self.train_state, suffix_of(self.config.checkpoint))
+        on_error = self.config.checkpoint.on_error
+        return StrategyContext(self.train_state, planner, self.layout, run_id(self.config), self.attempt, self.clock, log, on_error)
+
+    def store(self) -> CheckpointStore:
+        """The run's store, for a strategy that writes in the rank itself."""
+        return self.make_store(self.layout.checkpoints, StoreConfig.of(self.config, run_id(self.config)))
+
+
+def suffix_of(checkpoint: CheckpointConfig) -> str:
+    """Suffix of a single-file checkpoint; empty for a group. format=torch always writes a single file."""
+    if checkpoint.format == "torch":
+        return ".pt"
+    return ".safetensors" if checkpoint.layout == "single" else ""
+
+
+@dataclass(frozen=True)
+class StrategyContext:
+    """One rank in one attempt: its state, its span clock, and the checkpoint log (which only rank 0 writes)."""
+
+    train_state: TrainState
+    snapshotter: CapturePlanner
+    layout: RunLayout
+    run_id: str
+    attempt: int
+    clock: SpanClock
+    log: CheckpointLog
+    on_error: str = "continue"
+
+    @property
+    def writes(self) -> bool:
+        return self.train_state.rank == 0
+
+    def stamp(self, progress: TrainPosition) -> CheckpointMeta:
+        return CheckpointMeta(self.run_id, progress.global_step, progress.epoch, progress.cursor_step, progress.seed, self.train_state.world_size)
+
+    def capture(self, slot: StagingBuffer, progress: TrainPosition, gathered: RankStates) -> tuple[tuple[PartPlace, ...], bytes]:
+        """Copy the tensors that were just looked up into `slot`; returns the places of the files and the text of train.json."""
+        self.clock.switch("snapshot")
+        slot.capture(self.snapshotter.found)
+        train = self.train_state.train_document(progress, gathered.line_chain)
+        serialized = 0
+        if slot.layout.suffix == ".pt":
+            self.clock.switch("serialize")
+            serialized = slot.serialize(train)
+        return slot.layout.parts(progress.global_step, serialized), train
+
+    def raise_if_save_failed(self) -> None:
+        """StorageError if a save of this attempt has failed and `checkpoint.on_error` is stop: a restart would not help."""
+        if self.log.failure and self.on_error == "stop":
+            remedy = "checkpoint.on_error=stop: once the cause is gone, the same command resumes the run"
+            raise StorageError("checkpoint", self.log.failure, remedy)
+
+    def released(self, global_step: int, save: SaveTimes | None = None) -> None:
+        """Log the stall since the clock was marked, each second in exactly one part. `save`: the times of the save within it."""
+        stall_s, spent = self.clock.lap()
+        parts = {name: spent.get(category, 0.0) for name, category in STALL_PARTS.items() if category != "write_wait"}
+        if save:
+            parts |= {"write": save.write_s, "hash": save.hash_s, "commit": save.commit_s}
+            parts["settle"] = spent.get("write_wait", 0.0) - save.write_s - save.hash_s - save.commit_s
+        parts = {name: seconds for name, seconds in parts.items() if seconds}
+        self.log.write("released", global_step, enqueue_s=parts.get("enqueue", 0.0), stall_s=stall_s, stall_parts=parts)
+
+    def submitted(self, global_step: int, nbytes: int, inflight: int) -> None:
+        """Log the checkpoint as submitted, before anything is handed over."""
+        spent = self.clock.duration
+        seconds = {f"{name}_s": spent(name) for name in ("snapshot", "serialize", "backpressure")}
+        self.log.write("submitted", global_step, bytes=nbytes, inflight=inflight, **seconds)
+
+
+def make_strategy(inputs: StrategyInputs) -> Strategy:
+    """The strategy named by `inputs.config.checkpoint`, for this rank in this attempt."""
+    made: Strategy = strategy_of(inputs.config).load().make(inputs)
+    return made

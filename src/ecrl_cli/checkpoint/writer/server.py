@@ -17,8 +17,7 @@ from typing import Any
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, PartPlace
-from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
-from ecrl_cli.checkpoint.store.save_and_log import save_and_record
+from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, save_and_record
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.writer.protocol import Channel, decode_parts
 from ecrl_cli.config.codec import decode

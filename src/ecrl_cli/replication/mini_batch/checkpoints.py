@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.capture.staging_buffer import CapturePlanner, StagingBuffer
-from ecrl_cli.checkpoint.capture.train_position import TrainPosition
 from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta
 from ecrl_cli.checkpoint.format.names import TRAIN
+from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.errors import EvidenceMissing

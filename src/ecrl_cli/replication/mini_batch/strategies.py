@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ecrl_cli.recovery.lost_samples import lost, repeated
+from ecrl_cli.records.survivor_records import lost, repeated
 from ecrl_cli.replication.mini_batch.scene import Failure, Scene
 
 Recover = Callable[[Scene, Failure], None]

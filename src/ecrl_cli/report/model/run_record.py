@@ -20,8 +20,8 @@ from ecrl_cli.metrics.checkpoints import account as checkpoint_account
 from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.metrics.restarts import Restart, restarts
+from ecrl_cli.records.digests import fingerprint
 from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine, InjectedFault, SupervisorRecord
-from ecrl_cli.records.fingerprint import fingerprint
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.verdict_file import divergence_of, read_verdict

@@ -14,7 +14,7 @@ from ecrl_cli.checkpoint.format.hashing import tensor_sha256
 from ecrl_cli.checkpoint.format.image import TensorPlace
 from ecrl_cli.checkpoint.format.manifest import Commit, Manifest, PartEntry, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, TRAIN
-from ecrl_cli.checkpoint.format.safetensors_header import header_length, places
+from ecrl_cli.checkpoint.format.tensor_table import header_length, places
 from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.config.codec import decode
 from ecrl_cli.studies.corruption.byte_faults import PUBLISHED_FAULTS, zeros_over_zeros

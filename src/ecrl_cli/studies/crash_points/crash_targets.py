@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ecrl_cli.checkpoint.format.names import CRASH_POINTS, MODEL, OPTIMIZER, RNG, TRAIN
 from ecrl_cli.checkpoint.store.atomic_install import Points
-from ecrl_cli.checkpoint.store.save_and_log import save_and_record
+from ecrl_cli.checkpoint.store.checkpoint_log import save_and_record
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.writer.server import Writer, die_of
 from ecrl_cli.linux.pdeathsig import die_with_parent

@@ -14,9 +14,8 @@ from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.manifest import Components, components
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST
 from ecrl_cli.checkpoint.store.catalog import entry_of
-from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
+from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, save_and_record
 from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
-from ecrl_cli.checkpoint.store.save_and_log import save_and_record
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.records.events import CheckpointLine

@@ -18,25 +18,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
-from ecrl_cli.checkpoint.store.save_and_log import save_and_record
+from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, save_and_record
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import Fenced
 from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.linux.pdeathsig import die_with_parent
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import FinalState, RankLine
 from ecrl_cli.records.journal import Journal, read_json
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Hello, Progress
+from ecrl_cli.records.messages import AttemptSpec, Hello, Progress
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.storage.fs_wrapper import HeartbeatFs
-from ecrl_cli.training import stack_dump_handler
-from ecrl_cli.training.control_client import Control
-from ecrl_cli.training.heartbeat import HeartbeatWriter
+from ecrl_cli.training.control_client import Control, HeartbeatWriter, answer_stack_dumps
 from ecrl_cli.training.rendezvous import Rendezvous
 
 PART = "part.json"
@@ -75,7 +71,7 @@ _STEP = struct.Struct("<Q")
 def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float) -> int:
     layout = RunLayout(run_dir)
     try:
-        control = Control(layout, Hello(rendezvous.rank, os.getpid(), attempt, started, stacks=stack_dump_handler.answer()))
+        control = Control(layout, Hello(rendezvous.rank, os.getpid(), attempt, started, stacks=answer_stack_dumps()))
         control.attach()
         with closing(control):
             return FakeRank(layout, attempt, rendezvous, control).play()

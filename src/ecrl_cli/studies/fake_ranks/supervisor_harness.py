@@ -19,11 +19,10 @@ from ecrl_cli.errors import EcrlError
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Progress
+from ecrl_cli.records.messages import AttemptSpec, Progress
 from ecrl_cli.records.run_config import read_run_config, write_run_config
 from ecrl_cli.studies.fake_ranks.fake_rank import FakeRankScript, write_part
 from ecrl_cli.studies.frame.limits import remaining

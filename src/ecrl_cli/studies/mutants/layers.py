@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from ecrl_cli.checkpoint.format import canonical_json, finite, manifest, tensor_table
+from ecrl_cli.checkpoint.format import canonical_json, manifest, tensor_table
 from ecrl_cli.checkpoint.format.image import DTYPES, TensorPlace, TensorSpec
 from ecrl_cli.checkpoint.format.manifest import Commit, Manifest, PartEntry
 from ecrl_cli.checkpoint.format.names import must_be_finite
@@ -84,7 +84,7 @@ def _tensor_unchecked(fs: Fs, fd: int, entry: PartEntry, place: TensorPlace, set
     """Checks for NaN, but not the digest."""
     spec = place.spec
     data = b"".join(pieces(fs, fd, place.offset, place.offset + spec.nbytes))
-    if must_be_finite(spec.name, setting) and not finite.all_finite(spec.dtype, data):
+    if must_be_finite(spec.name, setting) and not tensor_table.all_finite(spec.dtype, data):
         raise integrity.CheckpointRejected("finite", "holds NaN or infinity")
 
 
@@ -123,7 +123,7 @@ MUTANTS: dict[str, Patches] = {
     "headers": [(tensor_table, "places", _places_as_told)],
     "train.json's JSON": [(integrity, "parse", _nothing)],
     "tensor digests": [(integrity, "_check_tensor", _tensor_unchecked)],
-    "NaN": [(finite, "all_finite", _always)],
+    "NaN": [(tensor_table, "all_finite", _always)],
     "contents": [(integrity, "_check_contents", _nothing)],
     "errors as refusals": [(integrity, "layer", _layer_lets_through)],
     "recovery asks the integrity check": [(catalog, "newest_valid", _newest_of_all)],

@@ -48,14 +48,14 @@ LIVE_BUGS: dict[str, tuple[str, str]] = {
 """,
     ),
     "a lost-samples record that forgets a sample": (
-        "ecrl_cli.recovery.lost_samples",
+        "ecrl_cli.records.survivor_records",
         """
     line = module._line
     module._line = lambda step, effect, samples, *rest: line(step, effect, list(samples)[:-1], *rest)
 """,
     ),
     "buffers left where the given-up step had them": (
-        "ecrl_cli.training.fault_tolerant_train_step",
+        "ecrl_cli.training.train_step",
         """
     roll_back = module.FaultTolerantTrainStep._roll_back
     module.FaultTolerantTrainStep._roll_back = lambda self, before: roll_back(self, [buffer.clone() for buffer in self._buffers])
@@ -68,7 +68,7 @@ LIVE_BUGS: dict[str, tuple[str, str]] = {
 """,
     ),
     "a survivor report with a constant digest": (
-        "ecrl_cli.training.survivor_report",
+        "ecrl_cli.training.in_place_session",
         """
     witness = module.SurvivorReport
     module.SurvivorReport = lambda *said: witness(*said[:6], "0" * 64, *said[7:])
@@ -204,7 +204,7 @@ _STREAMS = """
 # Bugs of fixed replicas: with each, results depend on which rank computes which replica. Without replicas none of it runs.
 REPLICA_BUGS: dict[str, tuple[str, str]] = {
     "sum in rank order": (
-        "ecrl_cli.training.replica_allreduce",
+        "ecrl_cli.training.replicas",
         """
     import torch
     module.ReplicaAllreduce._completed = lambda self, received, piece: sum(torch.split(received, piece))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import ecrl_cli.checkpoint.format.finite  # noqa: F401  (numpy: imported once here instead of in every forked process)
+import ecrl_cli.checkpoint.format.tensor_table  # noqa: F401  (numpy: imported once here instead of in every forked process)
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import EcrlError, shown
 from ecrl_cli.linux.clock import monotonic

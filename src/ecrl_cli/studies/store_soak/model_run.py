@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from ecrl_cli.checkpoint.store.catalog import ResumeChoice, entry_of
-from ecrl_cli.checkpoint.store.save_and_log import save_and_record
+from ecrl_cli.checkpoint.store.checkpoint_log import save_and_record
 from ecrl_cli.errors import EcrlError, Fenced, StorageError
 from ecrl_cli.linux import clock
 from ecrl_cli.records.events import CheckpointLine

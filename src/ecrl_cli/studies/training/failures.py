@@ -22,9 +22,8 @@ from ecrl_cli.config.schema import WRITE_MODES, FailureConfig, RunConfig
 from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.config.studies import Failures
 from ecrl_cli.errors import ConfigError
-from ecrl_cli.failures.compile_spec import planned
 from ecrl_cli.failures.fault_kind import Victim
-from ecrl_cli.failures.plan import plan
+from ecrl_cli.failures.plan import plan, planned
 from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.failures.storage_faults import FailedCall
 from ecrl_cli.studies.frame.gates import mutants_found

@@ -18,9 +18,9 @@ from ecrl_cli.config.build import build
 from ecrl_cli.config.fault_spec import typed_entries
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, RunHeld
-from ecrl_cli.failures.compile_spec import planned as parts
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.plan import plan
+from ecrl_cli.failures.plan import planned as parts
 from ecrl_cli.linux import processes
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.records.layout import RunLayout

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
-from ecrl_cli.checkpoint.store.save_and_log import save_and_record
+from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, save_and_record
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.linux import clock
 from ecrl_cli.records.events import Attempt, CheckpointLine

@@ -10,9 +10,9 @@ from ecrl_cli.failures.fault_kind import BetweenAttempts, Victim
 from ecrl_cli.failures.fault_log import claim, fired_indices
 from ecrl_cli.failures.plan import pending, read_plan
 from ecrl_cli.failures.registry import fault_kind
-from ecrl_cli.failures.signals import to_process
 from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import timeline
+from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.records.layout import RunLayout
@@ -60,7 +60,7 @@ class WallClockFaults:
             if pid is not None and kind.sends is not None:
                 self._left.remove(entry)
                 if claim(self._layout, _fired(entry, self._attempt)):
-                    to_process(pid, kind.sends)
+                    processes.send(pid, kind.sends)
 
     def _due_at(self, entry: PlannedFailure) -> float:
         return self._began + entry.seconds - self._spent_s

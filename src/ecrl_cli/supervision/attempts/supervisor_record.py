@@ -11,13 +11,13 @@ from ecrl_cli.errors import EcrlError, RecordError
 from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.linux.clock import boot_id, both_clocks, monotonic, wall
+from ecrl_cli.records.digests import source_sha256
 from ecrl_cli.records.events import SCHEMA_VERSION, Attempt, RankLine, SupervisorRecord, SupervisorSession
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config, write_run_config
 from ecrl_cli.records.safe_read import MAX_JOURNAL, parsed, read_whole
 from ecrl_cli.records.seal import reopen
-from ecrl_cli.records.source_code import source_sha256
 from ecrl_cli.records.survivor_records import SURVIVED
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.attempts.restart_policy import restarts

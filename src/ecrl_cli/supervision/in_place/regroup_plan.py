@@ -11,9 +11,9 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.plan import pending, read_plan
 from ecrl_cli.linux.clock import boot_id, monotonic, wall
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.records.survivor_records import SURVIVORS
 from ecrl_cli.storage.files import write_json
 

@@ -16,9 +16,9 @@ from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.namespaces import private_command
-from ecrl_cli.records.attempt_spec import AttemptSpec
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.supervision.launch.child_environment import kernel_choices
 
 WORKER = "ecrl_cli.training.worker"

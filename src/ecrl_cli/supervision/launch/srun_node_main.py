@@ -13,7 +13,7 @@ import sys
 
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.pdeathsig import mortal_command
-from ecrl_cli.supervision.launch.torchrun_agent import AGENT
+from ecrl_cli.supervision.launch.torchrun import AGENT
 
 CUT_OFF = 1
 NODE_VARIABLE = "ECRL_NODE"  # environment variable of the ranks: the number of their node; 0 is the supervisor's

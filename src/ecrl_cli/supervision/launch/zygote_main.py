@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.pdeathsig import ORPHANED, die_with_parent
-from ecrl_cli.training.output import print_to
+from ecrl_cli.linux.processes import print_to
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress
 
 HOST = "127.0.0.1"

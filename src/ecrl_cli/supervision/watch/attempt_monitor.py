@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,9 +14,41 @@ from ecrl_cli.supervision.attempts.restart_policy import INCURABLE
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.launch.launcher import RankExit, RankExits, RunningAttempt
 from ecrl_cli.supervision.watch.control_server import Connection, ControlServer, Message
-from ecrl_cli.supervision.watch.event_loop import EventLoop
 from ecrl_cli.supervision.watch.graceful_stop import GracefulStop
 from ecrl_cli.supervision.watch.watchdog import AttemptWatchdog, WatchdogContext
+
+
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+class EventLoop:
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._groups: dict[str, set[int]] = {}
+
+    def add(self, source: HasFileno | int, callback: Callable[[], object]) -> None:
+        self._selector.register(source, selectors.EVENT_READ, callback)
+
+    def drop(self, source: HasFileno | int) -> None:
+        self._selector.unregister(source)
+
+    def set_group(self, name: str, fds: Collection[int], callback: Callable[[], object]) -> None:
+        """Watch exactly `fds` under `name`, instead of those before."""
+        now, before = set(fds), self._groups.get(name, set())
+        for fd in before - now:
+            self._selector.unregister(fd)
+        for fd in now - before:
+            self._selector.register(fd, selectors.EVENT_READ, callback)
+        self._groups[name] = now
+
+    def run_once(self, seconds: float | None = None) -> None:
+        """Wait until something is readable, at most `seconds`, and call all its callbacks."""
+        for key, _ in self._selector.select(seconds):
+            key.data()
+
+    def close(self) -> None:
+        self._selector.close()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Detects hangs and diagnoses which ranks caused them. Pure: it gets heartbeats and the time.
+"""Detects hangs, diagnoses which ranks caused them, and reports stragglers. Pure: it gets heartbeats and the time.
 
 Ranks move in lockstep: one that stands still stops all others within a step. So an attempt hangs if no heartbeat has changed for longer than a
 step may take. Heartbeats are written by the training loop itself: a thread beside it would keep beating while the loop hangs.
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from ecrl_cli.config.schema import SupervisionConfig
-from ecrl_cli.records.events import Hang
+from ecrl_cli.records.events import Hang, Straggler
 from ecrl_cli.records.heartbeat_table import PHASES, Heartbeat
 
 RECENT = 100  # number of step times kept
@@ -19,6 +20,9 @@ _DONE = PHASES.index("logging")  # from this phase on, the step itself is done
 SAVING = ("saving", "flushing", "done")  # phases in which one system call, or one hash, may take longer than many steps
 _STOPPED = {"T": "stopped", "t": "held by a debugger", "D": "stuck in the kernel (state D)"}
 _COLLECTIVE = ("backward", "saving", "rendezvous")
+
+FACTOR, FLOOR_S = 2.0, 0.02
+IN_A_ROW = 5  # observations, without the first steps of an attempt, which warm up
 
 
 @dataclass(frozen=True)
@@ -192,3 +196,29 @@ def _place(beat: Heartbeat) -> str:
     if beat.phase == "nowhere":
         return "the start"
     return f"{beat.phase} of step {beat.global_step}" if beat.global_step else beat.phase
+
+
+class StragglerDetector:
+    """Compares the ranks' own seconds of work in their last step, before they waited for any other rank."""
+
+    def __init__(self, resume_step: int) -> None:
+        self._step = resume_step + 2
+        self._slow: dict[int, int] = {}
+        self.found: list[Straggler] = []
+
+    def check(self, beats: Mapping[int, Heartbeat]) -> list[Straggler]:
+        """The ranks found to be stragglers for the first time in this attempt."""
+        step = min((beat.global_step for beat in beats.values()), default=0)
+        if len(beats) < 2 or step <= self._step:
+            return []
+        self._step = step
+        new = [found for rank in sorted(beats) if (found := self._judge(rank, step, beats)) is not None]
+        self.found += new
+        return new
+
+    def _judge(self, rank: int, step: int, beats: Mapping[int, Heartbeat]) -> Straggler | None:
+        own, others = beats[rank].own_s, median(beat.own_s for other, beat in beats.items() if other != rank)
+        self._slow[rank] = self._slow.get(rank, 0) + 1 if own > FACTOR * others + FLOOR_S else 0
+        if self._slow[rank] != IN_A_ROW or any(known.rank == rank for known in self.found):
+            return None
+        return Straggler(rank, step, own, others)

@@ -1,28 +1,34 @@
-"""Detects hangs, stragglers and a stuck writer in one running attempt, from heartbeats and process states."""
+"""Detects hangs, stragglers and a stuck writer in one running attempt, from heartbeats and process states; has hung ranks dump their stacks."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from ecrl_cli.checkpoint.capture.memory_snapshots import SnapshotPair
+from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
 from ecrl_cli.config.schema import SupervisionConfig
 from ecrl_cli.linux import processes
-from ecrl_cli.records.attempt_spec import AttemptSpec
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import Hang, Straggler
 from ecrl_cli.records.heartbeat_table import Heartbeat, HeartbeatTable
 from ecrl_cli.records.layout import AttemptLayout
-from ecrl_cli.records.messages import Hello
+from ecrl_cli.records.messages import AttemptSpec, Hello
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.attempts.supervisor_faults import WallClockFaults
 from ecrl_cli.supervision.watch.graceful_stop import GracefulStop
-from ecrl_cli.supervision.watch.hang_detector import SAVING, HangDetector, HangDiagnosis, HangTimeouts, StallTimer
-from ecrl_cli.supervision.watch.stack_dump import RankProbe, dump_stacks
-from ecrl_cli.supervision.watch.straggler_detector import StragglerDetector
+from ecrl_cli.supervision.watch.hang_detector import SAVING, HangDetector, HangDiagnosis, HangTimeouts, StallTimer, StragglerDetector
+from ecrl_cli.training.control_client import DUMP_SIGNAL
 
 _HELD = ("T", "t")
+
+REPORTED_WITHIN_S = 2.0
+LOOK_S = 0.02
+_STOPPED = ("T", "t")
 
 
 class Sidecar(Protocol):
@@ -146,3 +152,91 @@ class AttemptWatchdog:
             self._context.tell(
                 f"rank {straggler.rank} holds the others up: {own:.0f} ms of its own per step, they {others:.0f} ms (step {straggler.global_step})"
             )
+
+
+class RankProbe:
+    """Holds the rank's pidfd and the memory file that receives its stacks, so that both can be read even after the rank has died."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.rank, self.pid = hello.rank, hello.pid
+        self._pidfd = processes.open_pidfd(hello.pid)
+        self._memory: int | None = None
+        if hello.stacks >= 0:
+            with contextlib.suppress(OSError):
+                self._memory = os.open(f"/proc/{hello.pid}/fd/{hello.stacks}", os.O_RDONLY | os.O_CLOEXEC)
+
+    @property
+    def state(self) -> str:
+        """The state letter as in proc(5): R, S, D, T, Z ...; empty if the process has gone."""
+        return processes.state(self.pid)
+
+    def send(self, number: int) -> None:
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def wait_gone(self) -> None:
+        if self._pidfd is not None:
+            processes.wait_all([self._pidfd], REPORTED_WITHIN_S)
+
+    def wait_for_stacks(self, deadline: float) -> bool:
+        """Wait until its stacks are complete: they have stopped growing. False if they are not by `deadline`, or the rank has died before."""
+        before = 0
+        while self._memory is not None and self._pidfd is not None and monotonic() < deadline:
+            dead = not processes.wait_all([self._pidfd], LOOK_S)
+            size = os.fstat(self._memory).st_size
+            if size and size == before:
+                return True
+            if dead:
+                break
+            before = size
+        return False
+
+    def facts(self) -> str:
+        """What the kernel reports about the process, as lines: state, wchan, syscall."""
+        lines = [f"rank {self.rank}, process {self.pid}, state {self.state or 'gone'}"]
+        for name in ("wchan", "syscall"):
+            with contextlib.suppress(OSError):
+                lines.append(f"{name}: {Path(f'/proc/{self.pid}/{name}').read_text(encoding='utf-8').strip()}")
+        return "\n".join(lines) + "\n"
+
+    def stacks(self) -> str:
+        if self._memory is None:
+            return "no stacks: the rank did not say where it would write them\n"
+        size = os.fstat(self._memory).st_size
+        return os.pread(self._memory, size, 0).decode(errors="replace") or "no stacks: the rank did not answer\n"
+
+    def close(self) -> None:
+        for fd in (self._pidfd, self._memory):
+            if fd is not None:
+                os.close(fd)
+        self._pidfd = self._memory = None
+
+
+def dump_stacks(probes: Sequence[RankProbe], logs: AttemptLayout) -> None:
+    """Ask every rank for its stacks and write them to the attempt's logs, with what the kernel reports.
+
+    A stopped rank can answer only after SIGCONT, and must do nothing else then. So its peers are killed before it is continued, and it is
+    killed as soon as it has answered.
+    """
+    facts = {probe.rank: probe.facts() for probe in probes}
+    stopped = [probe for probe in probes if probe.state in _STOPPED]
+    for probe in probes:
+        probe.send(DUMP_SIGNAL)
+    awake = [probe for probe in probes if probe not in stopped]
+    deadline = monotonic() + REPORTED_WITHIN_S
+    for probe in awake:
+        probe.wait_for_stacks(deadline)
+    if stopped:
+        for probe in awake:
+            probe.send(signal.SIGKILL)
+        for probe in awake:
+            probe.wait_gone()
+    for probe in stopped:
+        probe.send(signal.SIGCONT)
+        probe.wait_for_stacks(monotonic() + REPORTED_WITHIN_S)
+        probe.send(signal.SIGKILL)
+        probe.wait_gone()
+    for probe in probes:
+        with contextlib.suppress(OSError):  # a full disk must not prevent the hung attempt from being ended
+            logs.stacks(probe.rank).write_text(f"{facts[probe.rank]}\n{probe.stacks()}", encoding="utf-8")
