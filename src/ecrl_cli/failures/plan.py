@@ -235,7 +235,11 @@ def _seconds(entry: Entry, kind: FaultKind, moment: str) -> float:
 
 
 def _drawn_entries(config: RunConfig) -> tuple[Entry, ...]:
-    """Kills in order, each of one rank. The gaps of a seed scale with the mean: half the mean gives half the gaps.
+    """Kills of random ranks at random times, in order. The gaps are exponential with mean `failure.mtbf_steps` or `failure.mtbf_s`, and those of a
+    seed scale with the mean: half the mean gives half the gaps.
+
+    A mean in steps gives every arm of a seed the same plan, whatever its speed. A mean in seconds of supervised time models a machine; the number
+    of failures then depends on the run's duration.
 
     ConfigError if the mean is less than a step.
     """

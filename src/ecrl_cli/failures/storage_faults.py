@@ -212,6 +212,10 @@ def _absent(name: str, config: RunConfig) -> str:
 
 
 class ReadOnly(FaultKind):
+    """EROFS at every write of rank 0. A remount would need a separate file system: instead, the `os` calls that change files are replaced in rank 0's
+    process.
+    """
+
     name = "readonly"
     description = "from a step on, rank 0 finds the run directory read-only: the run ends with exit code 5, and goes on once it is writable again"
     shows = "the run ends with code 5 and goes on exactly"

@@ -86,7 +86,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class AttemptSpec:
-    """The launch parameters of one attempt, beside the run directory.
+    """`logs/attempt-NN/launch.json`, read once by every rank: the launch parameters of one attempt, beside the run directory.
 
     `resume_step`: the checkpointed step to resume after; 0: start from scratch. `until`: the step after which the attempt ends so that the run
     can continue with another world size; None: it ends at the target. `max_step_seen`: the highest step that any attempt logged; steps up to it

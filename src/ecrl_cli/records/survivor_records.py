@@ -1,4 +1,8 @@
-"""Records of surviving ranks: how a step ended without the dead ranks, and which samples lost their influence or have too much."""
+"""Records of surviving ranks: how a step ended without the dead ranks, and which samples lost their influence or have too much.
+
+A recovery that does not roll back to a consistent state gives up "exactly once". Each exception is recorded, one line per failure and effect; all
+other samples must have been applied exactly once, which `verify.sample_accounting` checks.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _LOOK_S = 0.001
 
 
 class Membership(Protocol):
-    """The surviving ranks. `epoch` rises with each death."""
+    """The surviving ranks of an attempt. `epoch` rises with each death."""
 
     @property
     def epoch(self) -> int: ...
@@ -33,6 +33,8 @@ class Membership(Protocol):
 
 
 class HeartbeatMembership:
+    """Read from the heartbeat table: the supervisor, which sees processes die, writes it there."""
+
     def __init__(self, board: HeartbeatTable) -> None:
         self._heartbeats = board
 

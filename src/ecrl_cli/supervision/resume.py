@@ -178,7 +178,7 @@ def _sound(layout: RunLayout, snapshot: Snapshot, finite: str) -> SnapshotConten
 
 
 class CheckpointPrevalidator:
-    """Verifies one checkpoint at a time in a thread. Each result can be taken once."""
+    """Verifies the newest checkpoint in a thread while survivors still leave a failed attempt: one at a time. Each result can be taken once."""
 
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store

@@ -140,7 +140,10 @@ def _gone() -> Fenced:
 
 
 class HeartbeatWriter:
-    """`board` None: the supervisor is on another machine, so the rank is not watched and cannot be asked to stop."""
+    """A rank's slot in the heartbeat table: its step and phase for the hang detector, and the agreed stop step.
+
+    `board` None: the supervisor is on another machine, so the rank is not watched and cannot be asked to stop.
+    """
 
     def __init__(self, board: HeartbeatTable | None, rank: int) -> None:
         self._table, self._rank = board, rank

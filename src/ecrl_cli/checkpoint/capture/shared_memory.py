@@ -1,4 +1,10 @@
-"""Shared memory for snapshots: anonymous (memfd), allocated and touched once, passed between processes by descriptor. Torch-free."""
+"""Shared memory (memfd) for staging buffers and snapshots: allocated and touched once, passed between processes by descriptor. Torch-free.
+
+Snapshots: two memory files held by the supervisor, each for one snapshot. They outlive every rank. Layout of a file: the image (a checkpoint's parts,
+as in a staging buffer), its table of tensors, train.json, and in the last block the record. The record's first word is the step plus one, or 0 while
+the file holds no complete snapshot. It is set to 0 before anything else changes and written last, so that a writer that dies in between leaves the
+other file's snapshot intact. Reads and writes never overlap: before a read all ranks are dead or wait for each other.
+"""
 
 from __future__ import annotations
 

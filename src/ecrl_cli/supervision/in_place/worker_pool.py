@@ -53,7 +53,10 @@ def end(workers: list[IdleWorker]) -> None:
 
 
 class SparePool:
-    """Keeps `wanted` warm spares. `tell`: prints one line for the user."""
+    """Keeps `wanted` warm spares: processes that have imported, loaded and built all that does not depend on the rank, and wait for one.
+
+    `tell`: prints one line for the user.
+    """
 
     def __init__(self, wanted: int, tell: Callable[[str], None]) -> None:
         self.wanted, self._tell = wanted, tell

@@ -23,6 +23,8 @@ class HasFileno(Protocol):
 
 
 class EventLoop:
+    """Runs a callback when its descriptor becomes readable. The supervisor waits nowhere else."""
+
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._groups: dict[str, set[int]] = {}

@@ -199,7 +199,7 @@ def _place(beat: Heartbeat) -> str:
 
 
 class StragglerDetector:
-    """Compares the ranks' own seconds of work in their last step, before they waited for any other rank."""
+    """Finds ranks that slow the others down without hanging: compares their own seconds of work in the last step, before they waited for others."""
 
     def __init__(self, resume_step: int) -> None:
         self._step = resume_step + 2
