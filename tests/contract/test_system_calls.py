@@ -33,7 +33,7 @@ from pathlib import Path
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
-from ecrl_cli.storage.recording_fs import RecordingFs
+from tests.recording_fs import RecordingFs
 from ecrl_cli.studies.frame.store_fixture import write_mode
 
 root, layout, mode = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
