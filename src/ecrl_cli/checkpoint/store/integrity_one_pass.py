@@ -17,10 +17,9 @@ from pathlib import Path
 from ecrl_cli.checkpoint.format.canonical_json import parse
 from ecrl_cli.checkpoint.format.hashing import workers
 from ecrl_cli.checkpoint.format.image import DTYPES, TensorPlace
-from ecrl_cli.checkpoint.format.manifest import PartEntry
+from ecrl_cli.checkpoint.format.manifest import PartEntry, expected_places
 from ecrl_cli.checkpoint.format.names import must_be_finite
 from ecrl_cli.checkpoint.format.train_document import check_train_document
-from ecrl_cli.checkpoint.repair.damage import expected_places
 from ecrl_cli.checkpoint.store.integrity import (
     CheckpointRejected,
     IntegrityConfig,

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
 from ecrl_cli.config.build import build
 from ecrl_cli.config.codec import encode
+from ecrl_cli.linux.unix_socket import bind
 from ecrl_cli.records.events import SCHEMA_VERSION, SupervisorRecord, SupervisorSession
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
@@ -148,11 +148,7 @@ def _fifo(path: Path, scene: Scene) -> None:
 
 
 def _socket(path: Path, scene: Scene) -> None:
-    _gone(path)
-    here = os.open(path.parent, os.O_RDONLY)
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(f"/proc/self/fd/{here}/{path.name}")
-    os.close(here)
+    bind(_gone(path)).close()
 
 
 def _device(path: Path, scene: Scene) -> None:
