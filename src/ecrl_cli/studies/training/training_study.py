@@ -279,7 +279,7 @@ def is_valid(record: Record) -> bool:
     return bool(record.found["outcome"] == "valid")
 
 
-def phases_hit(record: Record) -> list[str]:
+def phases_of(record: Record) -> list[str]:
     """Phases in which a failure hit the run, each once."""
     return list(dict.fromkeys(moment for _, moment in record.found["fired"]))
 
@@ -355,7 +355,7 @@ def phases_hit(phases: Sequence[str], times: int, trials: int) -> GateRule:
 
     def gate(results: Results) -> Iterator[Gate]:
         if results.keys.trials >= trials:
-            hit = Counter(phase for record in runs(results) for phase in phases_hit(record))
+            hit = Counter(phase for record in runs(results) for phase in phases_of(record))
             rare = [phase for phase in phases if hit[phase] < times]
             yield Gate("phases", not rare, f"each phase hit in at least {times} runs" + (f"; not {', '.join(rare)}" if rare else ""))
 
