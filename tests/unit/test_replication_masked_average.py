@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
-from ecrl_cli.replication.mini_batch.dormant_arm import RANKS, dormant_arm
-from ecrl_cli.replication.mini_batch.masked_average import DormantAverage
+from ecrl_cli.replication.mini_batch.dormant import RANKS, DormantAverage, dormant_arm
 
 # Of magnitudes so far apart that another order of addition gives other bits.
 VALUES = [torch.tensor([[1e8, 3.0], [-0.0, 1.0]]), torch.tensor([[1.0, 1e-8], [-0.0, 2.0]]), torch.tensor([[-1e8, 7.0], [-0.0, 4.0]])]

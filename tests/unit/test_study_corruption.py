@@ -234,7 +234,7 @@ def test_an_integrity_check_that_reads_no_contents_fails_the_gates(setting: Stud
     assert not failed(found) & {"clean: no false positive", "random: typed"}
 
 
-def test_a_guard_that_raises_fails_the_gates(setting: StudyContext) -> None:
+def test_an_integrity_check_that_raises_fails_the_gates(setting: StudyContext) -> None:
     trials = [trial for trial in sample(setting) if trial.facts["arm"] != "recovery"]
     found = failed(findings(records(setting, trials, partial(layers.planted, "errors as refusals"))))
     assert found >= {"random: typed", "random: detected", "structural: typed", "published: typed"}
@@ -250,7 +250,9 @@ def test_an_integrity_check_that_refuses_everything_fails_the_gates(setting: Stu
 
 
 def test_recovery_that_believes_the_newest_name_fails_its_gate(setting: StudyContext) -> None:
-    assert failed(findings(records(setting, of_arm(setting, "recovery"), partial(layers.planted, "recovery asks the guard")))) == {"recovery"}
+    assert failed(findings(records(setting, of_arm(setting, "recovery"), partial(layers.planted, "recovery asks the integrity check")))) == {
+        "recovery"
+    }
 
 
 @pytest.mark.parametrize(("outcomes", "bound"), [(["detected"] * 3, True), (["detected", "silent_wrong"], False), ([], False)])

@@ -21,21 +21,15 @@ from ecrl_cli.errors import ConfigError, DatasetError
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import StudyLayout
 from ecrl_cli.records.survivor_records import LOST, REPEATED
-from ecrl_cli.replication.mini_batch import estimate
-from ecrl_cli.replication.mini_batch.cells import Cell, corrections, planned, survivors, try_scenario
-from ecrl_cli.replication.mini_batch.checkpoints import Checkpoints
-from ecrl_cli.replication.mini_batch.components import measured
-from ecrl_cli.replication.mini_batch.findings import findings
-from ecrl_cli.replication.mini_batch.gates import due
+from ecrl_cli.replication.mini_batch import long_run
+from ecrl_cli.replication.mini_batch.cells import Cell, corrections, left_out, planned, survivors, try_scenario
+from ecrl_cli.replication.mini_batch.counts import MiniBatch, measured, predicted_s
+from ecrl_cli.replication.mini_batch.findings import due, findings
 from ecrl_cli.replication.mini_batch.long_run import struck
-from ecrl_cli.replication.mini_batch.model import MiniBatch, predicted_s
-from ecrl_cli.replication.mini_batch.outliers import left_out
 from ecrl_cli.replication.mini_batch.samples import samples_of
-from ecrl_cli.replication.mini_batch.scene import Corrections, Failure, Scene
-from ecrl_cli.replication.mini_batch.simulated_trainer import State, Trainee
+from ecrl_cli.replication.mini_batch.scene import EXACT, RECOVER, Corrections, Failure, Scene
+from ecrl_cli.replication.mini_batch.simulated_trainer import Checkpoints, Pass, State, Trainee, Workers, average
 from ecrl_cli.replication.mini_batch.sizes import PAPER, SIZES, SMALL, SMOKE
-from ecrl_cli.replication.mini_batch.strategies import EXACT, RECOVER
-from ecrl_cli.replication.mini_batch.workers import Pass, Workers, average
 from ecrl_cli.report.figures.studies import draw
 from ecrl_cli.report.model.inputs import StudyInput
 from ecrl_cli.report.model.study_record import read_studies
@@ -305,13 +299,13 @@ def test_failures_are_spread_over_the_run() -> None:
 def test_the_published_sizes_are_refused_where_they_do_not_fit_or_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     config = MiniBatchFailure(scale="paper")
     nt3 = 4 * (128 * 6045 * 200 + 200 + 128 * 20 + 128 + 128 * 128 * 10 + 128 + 200 * 20 + 20 + 20 * 2 + 2)
-    assert estimate.needed_bytes(config, PAPER["nt3"]) == 16 * nt3
-    monkeypatch.setattr(estimate.psutil, "virtual_memory", lambda: type("Memory", (), {"available": nt3}))
+    assert long_run.needed_bytes(config, PAPER["nt3"]) == 16 * nt3
+    monkeypatch.setattr(long_run.psutil, "virtual_memory", lambda: type("Memory", (), {"available": nt3}))
     with pytest.raises(ConfigError, match=r"nt3 at the scale paper needs 9\.9 GB of memory, 0\.6 GB are free"):
-        estimate.refuse_what_cannot_be(replace(config, applications=("nt3",)), 1)
+        long_run.refuse_what_cannot_be(replace(config, applications=("nt3",)), 1)
     with pytest.raises(ConfigError, match=r"would take about .* hours here"):
-        estimate.refuse_what_cannot_be(replace(CONFIG, hours=1e-9), 1)
-    estimate.refuse_what_cannot_be(CONFIG, 1)
+        long_run.refuse_what_cannot_be(replace(CONFIG, hours=1e-9), 1)
+    long_run.refuse_what_cannot_be(CONFIG, 1)
 
 
 @pytest.mark.parametrize(

@@ -20,18 +20,14 @@ from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import EvidenceMissing
 from ecrl_cli.history.timeline import Timeline, TimelineSlice
 from ecrl_cli.records.layout import StudyLayout
-from ecrl_cli.replication.overhead import checks, experiments, measured, optimum, published_claim
+from ecrl_cli.replication.overhead import closed_forms, experiments, record_index
 from ecrl_cli.replication.overhead import study as overhead_study
 from ecrl_cli.replication.overhead.closed_forms import daly, daly_first, exact_interval, expected_wall, segment_s, young
-from ecrl_cli.replication.overhead.gates import gates
-from ecrl_cli.replication.overhead.job_model import JobSpec
-from ecrl_cli.replication.overhead.measured import measured_parts, parts_without, recordings
-from ecrl_cli.replication.overhead.optimum import search
-from ecrl_cli.replication.overhead.parts import PUBLISHED, Parts, typed
-from ecrl_cli.replication.overhead.record_index import RecordIndex
-from ecrl_cli.replication.overhead.simulate import Failures, simulate, sweep, system_mtbf
-from ecrl_cli.replication.overhead.spread import Estimate, inverse, told
-from ecrl_cli.replication.overhead.strategies import BY_NAME, Loss, Scene, course, expected_loss, waiting
+from ecrl_cli.replication.overhead.experiments import Estimate, inverse, search, told
+from ecrl_cli.replication.overhead.findings import gates
+from ecrl_cli.replication.overhead.record_index import RecordIndex, measured_parts, parts_without, recordings
+from ecrl_cli.replication.overhead.simulate import Failures, JobSpec, simulate, sweep, system_mtbf
+from ecrl_cli.replication.overhead.strategies import BY_NAME, PUBLISHED, Loss, Parts, Scene, course, expected_loss, typed, waiting
 from ecrl_cli.replication.overhead.tables import published, scenarios, threshold
 from ecrl_cli.report.build import report
 from ecrl_cli.report.figures.studies import draw
@@ -152,11 +148,11 @@ def test_what_survivors_lost_is_not_owed_once_a_fatal_failure_has_taken_them_bac
 
 
 def test_the_simulation_agrees_with_the_closed_forms_and_planted_bugs_do_not() -> None:
-    for name in checks.CASES:
-        said = checks.check(name, np.random.default_rng(7), events=40, repetitions=400)
-        assert said.within(len(checks.CASES)), (name, said)
-    for name in checks.PLANTED:
-        assert not checks.check(name, np.random.default_rng(7), events=40, repetitions=400).within(len(checks.CASES)), name
+    for name in closed_forms.CASES:
+        said = closed_forms.check(name, np.random.default_rng(7), events=40, repetitions=400)
+        assert said.within(len(closed_forms.CASES)), (name, said)
+    for name in closed_forms.PLANTED:
+        assert not closed_forms.check(name, np.random.default_rng(7), events=40, repetitions=400).within(len(closed_forms.CASES)), name
 
 
 def test_workers_together_fail_as_often_as_their_number_says() -> None:
@@ -179,8 +175,8 @@ def test_every_interval_sees_the_same_failures() -> None:
 def test_the_best_interval_may_lie_between_those_tried() -> None:
     grid = np.geomspace(10, 1000, 41)
     overheads = (np.log(grid / 130.0)) ** 2
-    assert optimum._vertex(grid, overheads, int(overheads.argmin())) == pytest.approx(130)
-    assert optimum._vertex(grid, -overheads, 20) == grid[20]  # no minimum there: the best one tried
+    assert experiments._vertex(grid, overheads, int(overheads.argmin())) == pytest.approx(130)
+    assert experiments._vertex(grid, -overheads, 20) == grid[20]  # no minimum there: the best one tried
 
 
 def test_the_search_finds_the_best_interval() -> None:
@@ -272,14 +268,14 @@ def test_the_crossover_is_where_both_cost_the_same() -> None:
 
 def test_two_minutes_at_a_hundred_thousand() -> None:
     """At the MTBF that makes the sentence true two minutes is the longest interval of 90%; the source's own 40,000 h want a slower restart."""
-    needed = published_claim.needed(0.48, 7.13)
-    assert needed is not None and published_claim.WORKERS * needed / HOUR == pytest.approx(18_700, rel=0.01)
-    assert published_claim.longest(0.48, 7.13, needed) == pytest.approx(120)
-    read = published_claim.read(0.48, 7.13)
+    needed = closed_forms.needed(0.48, 7.13)
+    assert needed is not None and closed_forms.WORKERS * needed / HOUR == pytest.approx(18_700, rel=0.01)
+    assert closed_forms.longest(0.48, 7.13, needed) == pytest.approx(120)
+    read = closed_forms.read_claim(0.48, 7.13)
     assert read.longest == pytest.approx(279, abs=1) and read.restart == pytest.approx(85.3, abs=0.1)
-    assert published_claim.read(0.48, read.restart or 0).longest == pytest.approx(120)
-    assert published_claim.read(5, 30).longest == pytest.approx(120, rel=0.01)
-    assert published_claim.read(20, 0).needed_mtbf is None and published_claim.read(5, 600).longest is None
+    assert closed_forms.read_claim(0.48, read.restart or 0).longest == pytest.approx(120)
+    assert closed_forms.read_claim(5, 30).longest == pytest.approx(120, rel=0.01)
+    assert closed_forms.read_claim(20, 0).needed_mtbf is None and closed_forms.read_claim(5, 600).longest is None
 
 
 # --- runs on record ---------------------------------------------------------------------------------------------------------------------
@@ -309,15 +305,15 @@ def test_a_first_step_that_is_done_again_warms_up() -> None:
     pieces = (TimelineSlice("replay", 0.0, 0.06, 1, 0, 7), TimelineSlice("replay", 0.06, 0.1, 1, 0, 7), TimelineSlice("replay", 0.1, 0.125, 1, 0, 8))
     again = (TimelineSlice("replay", 1.0, 3.0, 2, 0, 3), TimelineSlice("load", 0.5, 1.0, 1, 0))
     times = Timeline((*pieces, *again), ((0.0, 3.0),), 0.0)
-    assert measured._warm_up(times, 1, 0.025) == pytest.approx(0.075)
-    assert measured._warm_up(times, 3, 0.025) == measured._warm_up(times, 1, 0.2) == 0
+    assert record_index._warm_up(times, 1, 0.025) == pytest.approx(0.075)
+    assert record_index._warm_up(times, 3, 0.025) == record_index._warm_up(times, 1, 0.2) == 0
 
 
 def test_a_mini_batch_is_a_step_done_once_and_warm() -> None:
     """Step 1 warms up, step 2 takes 25 ms and stands still for a checkpoint, step 3 is done again."""
     spans = (("warm_up", 0.0, 0.3, 1), ("compute", 0.3, 0.32, 1), ("compute", 0.32, 0.34, 2), ("sync", 0.34, 0.345, 2), ("write_wait", 0.345, 0.4, 2))
     pieces = tuple(TimelineSlice(category, start, end, 0, 0, step) for category, start, end, step in (*spans, ("replay", 0.4, 0.5, 3)))
-    assert measured._mini_batches(Timeline(pieces, ((0.0, 0.5),), 0.0)) == pytest.approx([0.025])
+    assert record_index._mini_batches(Timeline(pieces, ((0.0, 0.5),), 0.0)) == pytest.approx([0.025])
 
 
 def test_a_failure_is_predicted_from_the_others(recorded: Path) -> None:
@@ -424,7 +420,7 @@ def test_every_gate_passes_and_can_fail(records: list[Record]) -> None:
     off = {"score": 30.0}
     assert failed(bent(records, "check", lambda found: found | off, "rollback: interval 1 M, checkpoint 0.1")) == {"closed form"}
     assert failed(bent(records, "two minutes", lambda found: found | off, "published")) == {"two minutes"}
-    assert failed(bent(records, "check", lambda found: found | {"score": 0.1}, "a restart is never")) == {"planted: a restart never fails"}
+    assert failed(bent(records, "check", lambda found: found | {"score": 0.1}, "a restart is never")) == {"planted: a restart is never struck"}
 
     def dear(found: dict[str, Any]) -> dict[str, Any]:
         return {"rows": [row | {"mean": 2.0, "low": 1.9, "high": 2.1} for row in found["rows"]], "pairs": found["pairs"]}

@@ -82,30 +82,30 @@ def _run_supervisor(config: RunConfig, layout: RunLayout, stop: StopSignals) -> 
         assert process.stdin is not None
         with process.stdin as line, suppress(BrokenPipeError):
             line.write(json.dumps(encode(config)).encode())
-        message = _attend(process, result, stop)
-        return SupervisorRun(process.wait(), _error(message))
+        said = _attend(process, result, stop)
+        return SupervisorRun(process.wait(), _error(said))
 
 
 def _attend(process: subprocess.Popen[bytes], result: FileIO, stop: StopSignals) -> bytes:
     """Forward stop signals until the supervisor has ended; returns what it wrote to the result pipe."""
-    forwarded, message = 0, b""
+    passed, said = 0, b""
     while True:
         ready, _, _ = select.select([result.fileno(), stop.fileno()], [], [])
         signals = stop.received()
-        for number in signals[forwarded:]:
+        for number in signals[passed:]:
             process.send_signal(number)
-        forwarded = len(signals)
+        passed = len(signals)
         if result.fileno() in ready:
             data = result.read(65536)
             if not data:
-                return message
-            message += data
+                return said
+            said += data
 
 
-def _error(message: bytes) -> EcrlError | None:
-    if not message:
+def _error(said: bytes) -> EcrlError | None:
+    if not said:
         return None
-    name, key, fact, remedy, code = json.loads(message)
+    name, key, fact, remedy, code = json.loads(said)
     return _kinds(EcrlError)[name](key, fact, remedy, code=code)
 
 

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json
 from ecrl_cli.checkpoint.format.names import COMMIT, FORMAT_VERSION, MANIFEST, step_name
 from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoint
 from ecrl_cli.config.studies import Compat
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import PosixFs
+from ecrl_cli.storage.fs_wrapper import FsWrapper
 from ecrl_cli.studies.frame.gates import all_of
+from ecrl_cli.studies.frame.store_fixture import sealed, sha256
 from ecrl_cli.studies.frame.study import Arm, Study, StudyContext, Trial
 from ecrl_cli.studies.frame.tables import TableSpec, fact, found, value
 from ecrl_cli.studies.golden.make import EXPECTED, LAYOUTS, STEP
 
 GOLDEN = Path(__file__).parent / "golden"
+T = TypeVar("T")
 SUFFIX = {"group": "", "single": ".safetensors", "torch": ".pt"}
 
 Edit = Callable[[dict[str, Any]], object]
@@ -156,16 +158,17 @@ def _difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
     return f"{different[0]} is not what was saved" if different else ""
 
 
-class _Watching(PosixFs):
+class _Watching(FsWrapper):
     """Records which files are opened inside a folder."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(PosixFs())
         self.opened: set[str] = set()
 
-    def open_at(self, folder: int, name: str, flags: int) -> int:
-        self.opened.add(name)
-        return super().open_at(folder, name, flags)
+    def around(self, call: str, path: Path, act: Callable[[], T]) -> T:
+        if call == "open_at":
+            self.opened.add(path.name)
+        return act()
 
 
 def _refused(path: Path, variant: Variant) -> dict[str, Any]:
@@ -177,13 +180,9 @@ def _refused(path: Path, variant: Variant) -> dict[str, Any]:
     except Exception as error:  # the integrity check promises never to raise
         return {"outcome": "untyped", "as_expected": False, "layer": "", "reason": f"{type(error).__name__}: {error}", "opened": sorted(fs.opened)}
     read = sorted(fs.opened - {COMMIT, MANIFEST, path.with_suffix(".json").name})
-    as_expected = report.layer == variant.layer and all(text in report.reason for text in variant.says)
+    said = report.layer == variant.layer and all(text in report.reason for text in variant.says)
     found = {"layer": report.layer, "reason": report.reason, "opened": read}
-    return {
-        "outcome": "silent_wrong" if report.ok else "detected",
-        "as_expected": as_expected and not read and _loader_refuses(path, report),
-        **found,
-    }
+    return {"outcome": "silent_wrong" if report.ok else "detected", "as_expected": said and not read and _loader_refuses(path, report), **found}
 
 
 def _loader_refuses(path: Path, report: IntegrityReport) -> bool:
@@ -211,10 +210,7 @@ def _rewrite(path: Path, edit: Edit) -> None:
 
 def _edited(records: dict[str, Any], edit: Edit) -> dict[str, Any]:
     edit(records)
-    records["commit"]["manifest_sha256"] = hashlib.sha256(canonical_json(records["manifest"])).hexdigest()
-    body = {key: value for key, value in records["commit"].items() if key != "self_sha256"}
-    records["commit"] = body | {"self_sha256": digest(body)}
-    return records
+    return records | {"commit": sealed(records["commit"], manifest_sha256=sha256(canonical_json(records["manifest"])))}
 
 
 STUDY = Study(

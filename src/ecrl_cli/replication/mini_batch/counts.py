@@ -1,4 +1,4 @@
-"""The study's records grouped by application and scenario, with one run per seed each."""
+"""The study's records grouped by application and scenario; the measured parts of an overhead; and what a model of them predicts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,84 @@ from ecrl_cli.replication.mini_batch.cells import Cell, planned
 from ecrl_cli.replication.mini_batch.sizes import SIZES, Size
 from ecrl_cli.studies.frame.result import Column
 from ecrl_cli.studies.frame.study import Record
+
+
+@dataclass(frozen=True)
+class MeasuredParts:
+    """Means over the seeds for one application at one scale with `workers` logical workers; names ending in _s are seconds.
+
+    `mini_batch_s`: processor time of a mini-batch with the workers in parallel, so that other load on the machine does not count. `init_s`: data,
+    model, optimizer and the first pass, in a process that has imported its libraries. `checkpoint_s`: until it is durable. `load_s`: reading and
+    restoring it. `layers`: number of parameter tensors, `model_bytes`: their size.
+    """
+
+    application: str
+    workers: int
+    mini_batches_per_epoch: int
+    mini_batches: int
+    layers: int
+    model_bytes: int
+    mini_batch_s: float
+    init_s: float
+    checkpoint_s: float
+    load_s: float
+
+    @property
+    def restart_s(self) -> float:
+        """From a running process to the first mini-batch that it repeats."""
+        return self.init_s + self.load_s
+
+    def typed(self) -> dict[str, float | int]:
+        """The keys of `recovery-overhead`, to three digits. Its `init_s` (processes and communicators) is missing: this is a simulation in one
+        process."""
+        seconds = {"mini_batch_s": self.mini_batch_s, "checkpoint_s": self.checkpoint_s, "restart_s": self.restart_s}
+        return {"every": self.mini_batches_per_epoch, **{key: float(f"{value:.3g}") for key, value in seconds.items()}}
+
+
+COUNTS = ("workers", "mini_batches_per_epoch", "mini_batches", "layers", "model_bytes")
+SECONDS = ("mini_batch_s", "init_s", "checkpoint_s", "load_s")
+
+
+def measured(records: Sequence[Record]) -> tuple[MeasuredParts, ...]:
+    """The parts of each application in the records of `mini-batch-failure`, in record order."""
+    found = []
+    cells = [record for record in records if record.facts["kind"] == "cells"]
+    for application in dict.fromkeys(record.facts["application"] for record in cells):
+        parts = [record.found["parts"] for record in cells if record.facts["application"] == application]
+        facts: dict[str, Any] = {name: int(parts[0][name]) for name in COUNTS}
+        facts |= {name: summary([part[name] for part in parts]).mean for name in SECONDS}
+        found.append(MeasuredParts(application=application, **facts))
+    return tuple(found)
+
+
+# Strategies whose processes start anew; under the others survivors continue, and replacements join in parallel to their work.
+STARTS = ("checkpoint_restart", "immediate_rollback", "consistent_rollback")
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """Seconds of one mini-batch without a failure, of its forward pass alone, and of a copy of the state."""
+
+    whole_s: float
+    forward_s: float
+    copy_s: float
+
+    def begun_s(self, percent: int) -> float:
+        """Seconds until `percent` of the gradients are applied; after the forward pass every gradient is assumed to take equally long."""
+        return self.forward_s + percent / 100 * (self.whole_s - self.forward_s)
+
+
+def predicted_s(strategy: str, percent: int, replayed: int, parts: MiniBatch) -> float:
+    """Seconds from the start of the failing mini-batch to its end under `strategy`; for a restart only the replay of `replayed` mini-batches."""
+    begun = parts.begun_s(percent)
+    return {
+        "checkpoint_restart": replayed * parts.whole_s,
+        "immediate_rollback": begun + parts.copy_s + parts.whole_s,
+        "consistent_rollback": parts.copy_s + begun + parts.copy_s + parts.whole_s,
+        "lossy_forward": parts.whole_s,
+        "skip": begun,
+    }[strategy]
+
 
 APPLICATIONS = {"resnet50": "ResNet-50", "nt3": "NT3"}
 STRATEGIES = {

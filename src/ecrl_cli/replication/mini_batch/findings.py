@@ -1,18 +1,209 @@
-"""The study's findings: tables, figures, gates and notes."""
+"""The study's findings: tables, published figures 2, 3 and 4, notes, and gates that must hold whatever the accuracies are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from ecrl_cli.config.studies import MiniBatchFailure
+from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.metrics.statistics import ratio_of_means, summary
-from ecrl_cli.replication.mini_batch import tables, tables_model, tables_run
-from ecrl_cli.replication.mini_batch.components import measured
-from ecrl_cli.replication.mini_batch.counts import APPLICATIONS, Counts
-from ecrl_cli.replication.mini_batch.figures import figures
-from ecrl_cli.replication.mini_batch.gates import gates
-from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.replication.mini_batch import tables, tables_run
+from ecrl_cli.replication.mini_batch.cells import Cell, corrections
+from ecrl_cli.replication.mini_batch.counts import APPLICATIONS, Case, Counts, Run, cell_of, label, measured, spread
+from ecrl_cli.replication.mini_batch.dormant import RANKS
+from ecrl_cli.replication.mini_batch.scene import EXACT
+from ecrl_cli.studies.frame.result import Figure, Findings, Series
 from ecrl_cli.studies.frame.study import Record
+
+
+def figures(tally: Counts) -> tuple[Figure, ...]:
+    found = [*_evolutions(tally), _replay(tally), *_scenarios(tally), *_ends(tally)]
+    return tuple(figure for figure in found if figure.series)
+
+
+def _evolutions(tally: Counts) -> list[Figure]:
+    """Published figures 2a and 2b: held-out accuracy and loss of the runs without failures, with a line at each scenario."""
+    found = []
+    for application in tally.applications:
+        evolutions = [record.found["evolution"] for record in tally.runs_of(application)]
+        at = tuple(float(point[0]) for point in evolutions[0])
+        marks = tuple(float(case.mini_batch) for case in tally.cases if case.application == application)
+        for place, name in ((1, "accuracy"), (2, "loss")):
+            columns = [[run[index][place] for run in evolutions] for index in range(len(at))]
+            if all(value is not None for column in columns for value in column):
+                series = _series(f"held-out {name}", [spread(column, "y") for column in columns], "y", at)
+                title = f"{APPLICATIONS[application]} without failures: held-out {name}, mean of {len(evolutions)} runs"
+                found.append(Figure(f"evolution-{application}-{name}", title, "lines", "mini-batch", name, (series,), marks=marks))
+    return found
+
+
+def _replay(tally: Counts) -> Figure:
+    """Published figure 2c: the replay."""
+    rows = tables_run.replay(tally).rows
+    names = {"measured": "replay", "predicted": "replay, predicted", "epoch": "whole epoch"}
+    series = tuple(Series(text, tuple(row[key] for row in rows)) for key, text in names.items()) if rows else ()
+    categories = tuple(f"{row['application']}, {row['published']:,}" for row in rows)
+    return Figure("replay", "Replay after a restart from the epoch's checkpoint", "bars", "scenario", "seconds", series, categories=categories)
+
+
+def _scenarios(tally: Counts) -> list[Figure]:
+    """Published figures 3 and 4: accuracy and slowdown of every state, per scenario."""
+    found = []
+    rows = tables.accuracy(tally).rows
+    for case in tally.cases:
+        mine = [row for row in rows if (row["application"], row["published"]) == (APPLICATIONS[case.application], case.published)]
+        name, title = f"{case.application}-{case.published}", f"{case.label} (standing in: {case.mini_batch:,})"
+        found.append(_bars(f"accuracy-{name}", f"{title}: held-out accuracy after it", "held-out accuracy", mine, "accuracy"))
+        timed = [row for row in mine if row.get("slowdown") is not None and not row["state"].startswith("Checkpoint")]
+        found.append(_bars(f"slowdown-{name}", f"{title}: duration by that without the failure", "times as long", timed, "slowdown"))
+    return found
+
+
+def _ends(tally: Counts) -> list[Figure]:
+    rows = tables_run.long_run(tally).rows
+    found = []
+    for application, name in APPLICATIONS.items():
+        mine = [row | {"state": f"{row['state']}, {row['failures']} failures"} for row in rows if row["application"] == name and row["n"] > 1]
+        found.append(_bars(f"end-{application}", f"{name}: final held-out accuracy", "held-out accuracy", mine, "accuracy"))
+    return found
+
+
+def _bars(name: str, title: str, y_label: str, rows: Sequence[dict[str, Any]], key: str) -> Figure:
+    series = (_series(y_label, rows, key),) if rows else ()
+    return Figure(name, title, "bars", "state", y_label, series, categories=tuple(row["state"] for row in rows))
+
+
+def _series(text: str, rows: Sequence[dict[str, Any]], key: str, x: tuple[float, ...] = ()) -> Series:
+    """A series; rows without an interval get one of length zero, and there are no intervals where no row has one."""
+    y = tuple(row[key] for row in rows)
+    if all(row.get(f"{key}_low") is None for row in rows):
+        return Series(text, y, x)
+    low, high = (tuple(row[key] if row.get(f"{key}_{end}") is None else row[f"{key}_{end}"] for row in rows) for end in ("low", "high"))
+    return Series(text, y, x, low, high)
+
+
+def gates(tally: Counts) -> tuple[Gate, ...]:
+    found = [_planned(tally), _casualties(tally), _masked(tally), _moved(tally), _exact(tally), _inexact(tally), *_forward(tally)]
+    found += [*_lost_samples(tally), *_long(tally), *_dormant(tally)]
+    return tuple(gate for gate in found if gate is not None)
+
+
+def _none(name: str, wrong: Iterable[str], of: int, what: str) -> Gate:
+    """Passed if nothing is `wrong` among at least one case."""
+    found = list(wrong)
+    named = "".join((": ", "; ".join(found[:3]), "; ..." if len(found) > 3 else "")) if found else ""
+    return Gate(name, not found and of > 0, f"{len(found)} of {of} {what}{named}")
+
+
+def _named(case: Case, found: Run) -> str:
+    cell = cell_of(found)
+    return f"{case.label}: {label(cell)}{f' ({cell.flipped} the other way)' if cell.flipped else ''}"
+
+
+def _planned(tally: Counts) -> Gate:
+    """Every planned cell was tried in every scenario of every run."""
+    plan = tally.plan()
+    runs = [(case, run) for case in tally.cases for run in case.runs]
+    wrong = [case.label for case, run in runs if [cell_of(found) for found in run["cells"]] != plan]
+    return _none("cells", wrong, len(runs), f"scenarios were not tried in all of their {len(plan)} cells")
+
+
+def due(cell: Cell, workers: int) -> list[int]:
+    """Expected number of contributors to each update of the mini-batch that is part of the final state."""
+    if cell.strategy in EXACT:
+        return [workers]
+    head = [workers] if cell.percent else []
+    return head + {"immediate_rollback": [workers], "lossy_forward": [cell.survivors], "skip": []}[cell.strategy]
+
+
+def _casualties(tally: Counts) -> Gate:
+    every = list(tally.every())
+    wrong = [_named(case, found) for case, found in every if found["contributed"] != due(cell_of(found), tally.config.replicas)]
+    return _none("casualties", wrong, len(every), "cells had other contributors than planned")
+
+
+def _masking(tally: Counts) -> Iterator[tuple[Case, Run, bool]]:
+    """The cells in which some layers must not move, and whether the update was masked there."""
+    for case, found in tally.every():
+        if found["percent"] and found["strategy"] != "lossy_forward":
+            yield case, found, corrections(tally.config, found["flipped"]).mask
+
+
+def _masked(tally: Counts) -> Gate | None:
+    tried = [(case, found) for case, found, masked in _masking(tally) if masked]
+    wrong = [_named(case, found) for case, found in tried if not found["kept"]]
+    return _none("masked", wrong, len(tried), "masked updates moved a bit of what they were to leave alone") if tried else None
+
+
+def _moved(tally: Counts) -> Gate | None:
+    """Updates with zero gradients must move the state under momentum or weight decay; otherwise the masking gate could not fail."""
+    unmasked = [(case, found) for case, found, masked in _masking(tally) if not masked]
+    tried = [each for each in unmasked if each[0].size.optimizer.momentum or each[0].size.optimizer.weight_decay]
+    wrong = [_named(case, found) for case, found in tried if found["kept"]]
+    return _none("zero gradients", wrong, len(tried), "updates with gradients of zero moved nothing") if tried else None
+
+
+def _exact(tally: Counts) -> Gate | None:
+    tried = [(case, found) for case, found in tally.every() if found["strategy"] in EXACT]
+    wrong = [_named(case, found) for case, found in tried if not case.exact(found)]
+    return _none("exact", wrong, len(tried), "exact recoveries ended in another state than Baseline") if tried else None
+
+
+def _inexact(tally: Counts) -> Gate | None:
+    """Half-updated states must not compare as exact; otherwise the comparison is blind."""
+    tried = [(case, found) for case, found in tally.every() if found["strategy"] not in EXACT and found["percent"]]
+    wrong = [_named(case, found) for case, found in tried if case.exact(found)]
+    return _none("inexact", wrong, len(tried), "recoveries from a half-updated state passed for exact") if tried else None
+
+
+def _forward(tally: Counts) -> Iterator[Gate]:
+    """A failure in the forward pass is exact only with buffers rolled back or absent, contrary to the published study."""
+    tried = [each for each in tally.every() if each[1]["strategy"] == "immediate_rollback" and not each[1]["percent"]]
+    if not tried:
+        return
+    rolled = [(case, found) for case, found in tried if corrections(tally.config, found["flipped"]).buffers or case.application == "nt3"]
+    moved = [each for each in tried if each not in rolled]
+    wrong = [_named(case, found) for case, found in rolled if not case.exact(found)]
+    yield _none("forward", wrong, len(rolled), "failures in forward ended in another state than Baseline")
+    if moved:
+        wrong = [_named(case, found) for case, found in moved if case.exact(found)]
+        yield _none("forward is not read-only", wrong, len(moved), "failures in forward passed for exact although BatchNorm had moved")
+
+
+def _lost_samples(tally: Counts) -> Iterator[Gate]:
+    every = list(tally.every())
+    wrong = [f"{_named(case, found)}: {found['unaccounted'][0]}" for case, found in every if found["unaccounted"]]
+    yield _none("ledger", wrong, len(every), "cells have samples that are neither applied once nor on record")
+    needed = [(case, found) for case, found in every if found["lost"] or found["repeated"]]
+    if needed:
+        blind = [_named(case, found) for case, found in needed if found["blind"]]
+        yield _none("ledger, planted", blind, len(needed), "missing lost-samples records went unnoticed")
+
+
+def _long(tally: Counts) -> Iterator[Gate]:
+    arms = [(record, arm) for record in tally.longs for arm in record.found["arms"]]
+    if not arms:
+        return
+    names = [f"{record.key}: {arm['strategy']} {arm['often']}" for record, arm in arms]
+    wrong = [f"{name}: {arm['unaccounted'][0]}" for name, (_, arm) in zip(names, arms, strict=True) if arm["unaccounted"]]
+    yield _none("long run, ledger", wrong, len(arms), "runs have samples that are neither applied once nor on record")
+    exact = [(name, arm) for name, (_, arm) in zip(names, arms, strict=True) if arm["strategy"] in EXACT]
+    if exact:
+        wrong = [name for name, arm in exact if not arm["same"]]
+        yield _none("long run, exact", wrong, len(exact), "runs with exact recoveries ended in another state than the run without a failure")
+
+
+def _dormant(tally: Counts) -> Iterator[Gate]:
+    if tally.dormant is None:
+        return
+    counted, rounds = tally.dormant["counted"], tally.dormant["rounds"]
+    same = bool(tally.dormant["same"])
+    said = f"in {rounds} mini-batches the averages {'had' if same else 'did not all have'} the bits of those in a group of the active ones alone"
+    yield Gate("dormant", same, said)
+    planned = [RANKS, RANKS - 1, RANKS - 1, RANKS]
+    yield Gate("dormant, planned", counted == planned, f"{counted} of {planned} contributed to the averages of a mini-batch")
+
 
 _GUESS = 1.2  # accuracy as a multiple of chance; below it the model counts as untrained
 
@@ -21,7 +212,7 @@ def findings(config: MiniBatchFailure, records: Sequence[Record]) -> Findings:
     tally = Counts(config, records)
     found = (
         *(tables.accuracy(tally), tables.scenarios(tally), tables_run.properties(tally), tables_run.replay(tally), tables.corrections(tally)),
-        *(tables_model.model(tally), tables_model.outliers(tally)),
+        *(tables.model(tally), tables.outliers(tally)),
         *(tables_run.long_run(tally), tables_run.dormant(tally), tables_run.lost_samples(tally)),
     )
     return Findings(

@@ -41,7 +41,7 @@ def _checked(context: StudyContext) -> bool:
         for application in keys.applications:
             preflight.check(DatasetConfig(name=_DATA_SETS[application], root=keys.root))
     if keys.scale == "paper":
-        from ecrl_cli.replication.mini_batch.estimate import refuse_what_cannot_be
+        from ecrl_cli.replication.mini_batch.long_run import refuse_what_cannot_be
 
         refuse_what_cannot_be(keys, context.config.workers or len(os.sched_getaffinity(0)))
     return True
@@ -79,7 +79,7 @@ def _folder(context: StudyContext, trial: Trial) -> Iterator[Path]:
 
 
 def _dormant(context: StudyContext, trial: Trial) -> dict[str, Any]:
-    from ecrl_cli.replication.mini_batch.dormant_arm import dormant_arm
+    from ecrl_cli.replication.mini_batch.dormant import dormant_arm
 
     with _folder(context, trial) as folder:
         return dormant_arm(folder, context.keys.averages)
@@ -87,12 +87,10 @@ def _dormant(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 def _train(context: StudyContext, trial: Trial) -> dict[str, Any]:
     from ecrl_cli.replication.mini_batch.cells import corrections
-    from ecrl_cli.replication.mini_batch.checkpoints import Checkpoints
     from ecrl_cli.replication.mini_batch.long_run import long_run
     from ecrl_cli.replication.mini_batch.samples import samples_of
     from ecrl_cli.replication.mini_batch.scene import Scene
-    from ecrl_cli.replication.mini_batch.simulated_trainer import Trainee
-    from ecrl_cli.replication.mini_batch.workers import Workers
+    from ecrl_cli.replication.mini_batch.simulated_trainer import Checkpoints, Trainee, Workers
 
     keys, application, seed = context.keys, trial.facts["application"], trial.facts["seed"]
     size, drawn = SIZES[keys.scale][application], context.rng(f"{application}/{seed}").getrandbits(31)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ecrl_cli.metrics.statistics import summary
-from ecrl_cli.replication.mini_batch.components import MeasuredParts, measured
 from ecrl_cli.replication.mini_batch.counts import (
     AGAINST_COLUMNS,
     APPLICATION,
@@ -14,7 +13,9 @@ from ecrl_cli.replication.mini_batch.counts import (
     STRATEGIES,
     Case,
     Counts,
+    MeasuredParts,
     against,
+    measured,
     spread,
     spread_columns,
 )

@@ -1,24 +1,120 @@
-"""Runs the trials: each maps its facts and its random generator to numbers and keeps nothing in memory."""
+"""Runs the trials: each maps its facts and its random generator to numbers and keeps nothing in memory. One searches for the best interval."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import special
 
 from ecrl_cli.config.studies import RecoveryOverhead
-from ecrl_cli.replication.overhead import checks
-from ecrl_cli.replication.overhead import published_claim as two_minutes
-from ecrl_cli.replication.overhead.closed_forms import exact, expected_wall
-from ecrl_cli.replication.overhead.job_model import JobSpec
-from ecrl_cli.replication.overhead.measured import Failure
-from ecrl_cli.replication.overhead.optimum import search
-from ecrl_cli.replication.overhead.parts import Parts
-from ecrl_cli.replication.overhead.simulate import Failures, Floats, simulate
-from ecrl_cli.replication.overhead.spread import inverse, told
-from ecrl_cli.replication.overhead.strategies import BY_NAME, STRATEGIES, Loss, Scene, checkpoint_restart, course, waiting
+from ecrl_cli.replication.overhead import closed_forms
+from ecrl_cli.replication.overhead.closed_forms import daly, daly_first, exact, exact_interval, expected_wall, young
+from ecrl_cli.replication.overhead.record_index import Failure
+from ecrl_cli.replication.overhead.simulate import Failures, Floats, JobSpec, simulate, sweep
+from ecrl_cli.replication.overhead.strategies import BY_NAME, STRATEGIES, Loss, Parts, Scene, checkpoint_restart, course, waiting
+
+
+class Estimate(NamedTuple):
+    """The mean and its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def told(values: Floats) -> Estimate:
+    """The estimate of one row of repetitions."""
+    mean, half = float(values.mean()), float(halves(values[np.newaxis])[0])
+    return Estimate(mean, mean - half, mean + half)
+
+
+def inverse(told: Estimate) -> Estimate:
+    """Work as a share of wall time, from wall times in multiples of the work: the inverse of their mean, at most 1."""
+    return Estimate(1 / told.mean, 1 / told.high, 1 / max(1.0, told.low))
+
+
+def halves(rows: Floats) -> Floats:
+    """Half-width of the mean's interval, per row."""
+    n = rows.shape[1]
+    return np.asarray(float(special.stdtrit(n - 1, 0.975)) * rows.std(axis=1, ddof=1) / np.sqrt(n))
+
+
+FACTOR, POINTS = 4.0, 33  # intervals tried: from a quarter of Daly's to four times it
+LEAST_INTERVALS = 20
+FORMULAS = ("young", "daly_first", "daly", "exact")
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """Intervals in seconds; `low` to `high`: those whose paired difference to the best tried includes zero (95%, t).
+
+    `intervals`, `overheads`: the curve, as shares of the work. `at`: overhead at the interval of each of FORMULAS and at the best one tried
+    (`simulated`). `surely`: lower 95% bound of the paired excess of Daly's overhead over the best; may be negative.
+    """
+
+    young: float
+    daly_first: float
+    daly: float
+    exact: float
+    simulated: float
+    low: float
+    high: float
+    intervals: tuple[float, ...]
+    overheads: tuple[float, ...]
+    at: dict[str, float]
+    surely: float
+
+
+def search(course: JobSpec, failures: Failures, events: int, repetitions: int, rng: np.random.Generator) -> Optimum | None:
+    """The best interval of `course` (its own is ignored); None if a job with one of the intervals does not end."""
+    mtbf, cost = failures.mtbf, course.checkpoint
+    named = {
+        "young": young(cost, mtbf),
+        "daly_first": daly_first(cost, mtbf, course.restart),
+        "daly": daly(cost, mtbf),
+        "exact": exact_interval(cost, mtbf),
+    }
+    grid = np.geomspace(named["daly"] / FACTOR, named["daly"] * FACTOR, POINTS)
+    work = max(events * mtbf, LEAST_INTERVALS * float(grid[-1]))
+    walls = sweep(replace(course, interval=math.inf), (*grid, *named.values()), work, failures, rng, repetitions).wall / work - 1
+    if not np.isfinite(walls).all():
+        return None
+    curve = walls[:POINTS]
+    best = int(curve.mean(axis=1).argmin())
+    low, high = _alike(grid, curve, best)
+    apart = walls[POINTS + list(named).index("daly")] - curve[best]
+    at = {name: float(walls[POINTS + number].mean()) for number, name in enumerate(named)}
+    return Optimum(
+        **named,
+        simulated=_vertex(grid, curve.mean(axis=1), best),
+        low=low,
+        high=high,
+        intervals=tuple(grid.tolist()),
+        overheads=tuple(curve.mean(axis=1).tolist()),
+        at=at | {"simulated": float(curve[best].mean())},
+        surely=told(apart).low,
+    )
+
+
+def _vertex(grid: Floats, overheads: Floats, best: int) -> float:
+    """Minimum of a parabola over log interval through the points within a factor of two of the best."""
+    near = np.abs(np.log(grid / grid[best])) <= math.log(2) + 1e-9
+    x = np.log(grid[near] / grid[best])
+    bend, slope, _ = np.polyfit(x, overheads[near], 2)
+    if bend <= 0:
+        return float(grid[best])
+    return float(grid[best] * math.exp(min(max(-slope / (2 * bend), float(x.min())), float(x.max()))))
+
+
+def _alike(grid: Floats, curve: Floats, best: int) -> tuple[float, float]:
+    """The shortest and the longest interval whose paired difference to the best one tried includes zero."""
+    apart = curve - curve[best]
+    kept = grid[apart.mean(axis=1) - halves(apart) <= 0]
+    return float(kept.min()), float(kept.max())
+
 
 HOPELESS = 20  # times the work; longer jobs are not simulated
 # Compared repetition by repetition under the same failures.
@@ -53,7 +149,7 @@ class Experiments:
         }[facts["kind"]](facts, rng)
 
     def check(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
-        return asdict(checks.check(facts["case"], rng))
+        return asdict(closed_forms.check(facts["case"], rng))
 
     def optimum(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
         """The best interval of checkpoint_restart."""
@@ -98,11 +194,11 @@ class Experiments:
 
     def two_minutes(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
         """Efficiency of a checkpoint every two minutes at the trial's MTBF."""
-        made = JobSpec(two_minutes.INTERVAL, facts["checkpoint"], facts["restart"])
-        work = self.work(facts["mtbf"], two_minutes.INTERVAL)
+        made = JobSpec(closed_forms.INTERVAL, facts["checkpoint"], facts["restart"])
+        work = self.work(facts["mtbf"], closed_forms.INTERVAL)
         n = self.config.repetitions
         walls = simulate(made, work, Failures(facts["mtbf"]), rng, n).wall[0]
-        said = checks.agreement(walls / work, expected_wall(made, work, facts["mtbf"]) / work)
+        said = closed_forms.agreement(walls / work, expected_wall(made, work, facts["mtbf"]) / work)
         return {**inverse(told(walls / work))._asdict(), **asdict(said)}
 
     def recorded(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Event-driven simulation of a job under random failures, for many repetitions and intervals at once.
+"""A simulated job: its parameters, independent of the strategy's name, and its event-driven simulation for many repetitions and intervals at once.
 
 Between two failures everything is deterministic, so one loop step takes every repetition to its next failure or its end. Failures may occur during
 work, during a checkpoint (which is then written again) and while the job is down.
@@ -13,7 +13,22 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ecrl_cli.replication.overhead.job_model import JobSpec
+
+@dataclass(frozen=True)
+class JobSpec:
+    """Seconds. `interval`: work between two checkpoints (inf: none). `checkpoint`: cost of one. A failure is fatal with probability `fatal`: the
+    job returns to the checkpoint and is down for `restart`. After other failures it is down for `pause`, loses a uniform share of `grain` (the
+    work in progress) if it was working, and `debt` on top. A failure during either wait starts it again. `tax`: relative slowdown of all work."""
+
+    interval: float = math.inf
+    checkpoint: float = 0.0
+    restart: float = 0.0
+    fatal: float = 1.0
+    pause: float = 0.0
+    grain: float = 0.0
+    debt: float = 0.0
+    tax: float = 0.0
+
 
 Floats = NDArray[np.float64]
 _FOR_EVER = 1e30  # stands for no checkpoints; infinity times zero would be NaN
@@ -79,7 +94,7 @@ class _Job:
 
     def __post_init__(self) -> None:
         shape = (len(self.every), self.repetitions)
-        self.wall, self.done, self.since, self.owed, self.down, self.struck, self.written = (np.zeros(shape) for _ in range(7))
+        self.wall, self.done, self.since, self.checkpoint_owed, self.down, self.struck, self.written = (np.zeros(shape) for _ in range(7))
         self.target = np.full(shape, self.work)
         self.active, self.fallen, self.waiting = np.ones(shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
 
@@ -108,18 +123,18 @@ class _Job:
         self.done += saved
         self.since = np.where(within, self.since + np.minimum(free, segment), behind - whole * (self.every + cost))
         self.since = np.minimum(self.since, np.minimum(self.every, self.target - self.done))
-        self.owed = np.where(within, self.owed, 0.0)
+        self.checkpoint_owed = np.where(within, self.checkpoint_owed, 0.0)
         self.written += np.where(within, 0.0, 1 + whole)
 
     def fail(self, shares: Floats, fatal: NDArray[np.bool_]) -> None:
         """Apply a failure to all active jobs; those not fatally hit lose `shares` of the work in progress."""
         course = self.course
         falls = self.active & (fatal | (self.waiting & self.fallen))
-        self.target -= np.where(falls, self.owed, 0.0)
-        self.owed = np.where(falls, 0.0, self.owed)
+        self.target -= np.where(falls, self.checkpoint_owed, 0.0)
+        self.checkpoint_owed = np.where(falls, 0.0, self.checkpoint_owed)
         self.since = np.where(falls, 0.0, self.since)
         lost = np.where(self.active & ~falls, course.debt + np.where(self.waiting, 0.0, course.grain * shares), 0.0)
         self.target += lost
-        self.owed += lost
+        self.checkpoint_owed += lost
         self.fallen = falls
         self.down = np.where(falls, course.restart, course.pause)

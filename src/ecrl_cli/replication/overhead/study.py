@@ -14,17 +14,13 @@ from typing import Any
 import numpy as np
 
 from ecrl_cli.config.studies import RecoveryOverhead
-from ecrl_cli.replication.overhead import published_claim, tables, tables_evidence
-from ecrl_cli.replication.overhead.checks import CASES, PLANTED
+from ecrl_cli.replication.overhead import closed_forms, tables
+from ecrl_cli.replication.overhead.closed_forms import CASES, PLANTED
 from ecrl_cli.replication.overhead.experiments import Experiments
-from ecrl_cli.replication.overhead.figures import figures
-from ecrl_cli.replication.overhead.gates import gates
-from ecrl_cli.replication.overhead.measured import Recording, measured_parts, parts_without, predictable, recordings
-from ecrl_cli.replication.overhead.notes import notes
-from ecrl_cli.replication.overhead.parts import PUBLISHED, Parts, typed, typed_alone
-from ecrl_cli.replication.overhead.record_index import RecordIndex
+from ecrl_cli.replication.overhead.findings import figures, gates, notes
+from ecrl_cli.replication.overhead.record_index import RecordIndex, Recording, measured_parts, parts_without, predictable, recordings
 from ecrl_cli.replication.overhead.simulate import system_mtbf
-from ecrl_cli.replication.overhead.strategies import Loss, checkpoint_restart, waiting
+from ecrl_cli.replication.overhead.strategies import PUBLISHED, Loss, Parts, checkpoint_restart, typed, typed_alone, waiting
 from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.study import Arm, Results, Skip, Study, StudyContext, Trial
 
@@ -73,8 +69,8 @@ def _recorded(context: StudyContext) -> Iterator[Trial]:
 
 def _two_minutes(context: StudyContext) -> Iterator[Trial]:
     for name, (checkpoint, restart) in _assumptions(context).items():
-        needed = published_claim.needed(checkpoint, restart)
-        mtbfs = {"published": system_mtbf(published_claim.WORKER_MTBF, published_claim.WORKERS), **({"needed": needed} if needed else {})}
+        needed = closed_forms.needed(checkpoint, restart)
+        mtbfs = {"published": system_mtbf(closed_forms.WORKER_MTBF, closed_forms.WORKERS), **({"needed": needed} if needed else {})}
         for at, mtbf in mtbfs.items():
             facts = {"assumption": name, "checkpoint": checkpoint, "restart": restart, "at": at, "mtbf": mtbf}
             yield Trial(f"two minutes/{name}/{at}", {"kind": "two minutes", **facts})
@@ -82,7 +78,7 @@ def _two_minutes(context: StudyContext) -> Iterator[Trial]:
 
 def _assumptions(context: StudyContext) -> dict[str, tuple[float, float]]:
     """Seconds of a checkpoint and of a restart under which the claim is evaluated."""
-    scene = Experiments(context.keys).scene(published_claim.WORKERS)
+    scene = Experiments(context.keys).scene(closed_forms.WORKERS)
     found = {name: (p.checkpoint, waiting(checkpoint_restart(p, scene, Loss(0.0)))) for name, p in context.shared(_models).items()}
     return {"both cost nothing": (0.0, 0.0), "5 s and 30 s": (5.0, 30.0), **found}
 
@@ -108,8 +104,8 @@ def _optima(context: StudyContext) -> Iterator[Trial]:
 def _findings(results: Results) -> Findings:
     context = results.context
     found = RecordIndex(context.keys, context.shared(_models), context.shared(_recordings), results.records)
-    model = (tables.at_scale(found), *tables_evidence.recorded(found), tables.per_failure(found), *tables.scenarios(found), tables.crossovers(found))
-    rest = (tables.optimum(found), tables.weibull(found), tables_evidence.sanity(found), tables.scale(found), tables_evidence.checks(found))
+    model = (tables.at_scale(found), *tables.recorded(found), tables.per_failure(found), *tables.scenarios(found), tables.crossovers(found))
+    rest = (tables.optimum(found), tables.weibull(found), tables.sanity(found), tables.scale(found), tables.checks(found))
     return Findings((*model, *rest), figures(found), gates(found), notes(found))
 
 

@@ -10,16 +10,17 @@ import json
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical_json
 from ecrl_cli.checkpoint.format.hashing import tensor_sha256
-from ecrl_cli.checkpoint.format.image import DTYPES, CheckpointImage, CheckpointMeta, ImagePlan, PartPlace, TensorSpec, plan_image
+from ecrl_cli.checkpoint.format.image import DTYPES, CheckpointImage, CheckpointMeta, PartPlace, TensorSpec
 from ecrl_cli.checkpoint.format.names import FORMAT_VERSION, MODEL, OPTIMIZER, RNG, TRAIN, step_name
 from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.studies.frame.store_fixture import image_from, in_one_part
 
 LAYOUTS = ("group", "single", "torch")
 EXPECTED = "expected.json"
@@ -46,31 +47,25 @@ def tensor_bytes(spec: TensorSpec, step: int) -> bytes:
 
 
 def image(layout: str, step: int) -> CheckpointImage:
-    plan = plan_image(specs() if layout == "group" else {"all": [spec for part in specs().values() for spec in part]})
-    memory = bytearray(plan.nbytes)
-    for offset, header in plan.headers:
-        memory[offset : offset + len(header)] = header
-    for place in plan.tensors:
-        memory[place.offset : place.offset + place.spec.nbytes] = tensor_bytes(place.spec, step)
-    train = canonical_json({"schema_version": FORMAT_VERSION, "global_step": step, "line_chain": ["0" * 64, "1" * 64]})
-    parts = plan.parts
-    if layout == "single":
-        parts = (PartPlace(step_name(step) + ".safetensors", parts[0].offset, parts[0].nbytes, parts[0].tensors),)
-    if layout == "torch":
-        data = _torch_file(plan, memory, train)
-        parts = (PartPlace(step_name(step) + ".pt", len(memory), len(data), parts[0].tensors),)
-        memory += data
-    return CheckpointImage(CheckpointMeta(RUN_ID, step, 1, 2, 3, 2), memoryview(memory), parts, {TRAIN: train})
+    train = {"schema_version": FORMAT_VERSION, "global_step": step, "line_chain": ["0" * 64, "1" * 64]}
+    stamp = CheckpointMeta(RUN_ID, step, 1, 2, 3, 2)
+    made = image_from(in_one_part(specs(), single=layout != "group"), lambda place: tensor_bytes(place.spec, step), stamp, train)
+    if layout != "torch":
+        return made
+    data, tensors = _torch_file(made), made.parts[0].tensors
+    memory = bytearray(made.memory) + data
+    return replace(made, memory=memoryview(memory), parts=(PartPlace(step_name(step) + ".pt", len(made.memory), len(data), tensors),))
 
 
-def _torch_file(plan: ImagePlan, memory: bytearray, train: bytes) -> bytes:
+def _torch_file(image: CheckpointImage) -> bytes:
     """The bytes of a file with format=torch."""
     import torch
 
     from ecrl_cli.checkpoint.capture.loading import tensor_at
 
     file = io.BytesIO()
-    torch.save({"tensors": {place.spec.name: tensor_at(memory, place).clone() for place in plan.tensors}, "train": train.decode()}, file)
+    tensors = {place.spec.name: tensor_at(image.memory, place).clone() for place in image.parts[0].tensors}
+    torch.save({"tensors": tensors, "train": image.documents[TRAIN].decode()}, file)
     return file.getvalue()
 
 

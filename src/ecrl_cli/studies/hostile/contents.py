@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical_json
 from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LATEST_OK, LEASE, MODEL, TRAIN
+from ecrl_cli.studies.frame.store_fixture import put_commit
 from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
 from ecrl_cli.studies.hostile.store_fixture import MODEL_BYTES, Scene
 
@@ -90,9 +90,7 @@ def _as_lease(text: Callable[[], bytes], scene: Scene) -> None:
 
 
 def _value(change: dict[str, object], scene: Scene) -> None:
-    import json
-
-    scene.put_commit(json.loads((scene.group / COMMIT).read_bytes()) | change)
+    put_commit(scene.group, **change)
 
 
 WEIGHT, SHAPE = "parameters.weight", [4194305, 4194305, 211106198978564]
@@ -160,9 +158,7 @@ def _raw(text: bytes, scene: Scene) -> None:
 
 
 def _claim(edit: Callable[[dict[str, Any]], object], scene: Scene) -> None:
-    value = scene.manifest()
-    edit(value["parts"][MODEL])
-    scene.put_manifest(canonical_json(value))
+    scene.forge(lambda manifest: edit(manifest["parts"][MODEL]))
 
 
 def _large(scene: Scene) -> None:
@@ -215,28 +211,23 @@ def name_inputs() -> list[MaliciousInput]:
 
 
 def _part(name: str, scene: Scene) -> None:
-    value = scene.manifest()
-    value["parts"][name] = value["parts"].pop(MODEL)
-    scene.put_manifest(canonical_json(value))
+    scene.forge(lambda manifest: manifest["parts"].update({name: manifest["parts"].pop(MODEL)}))
 
 
 def _also(name: str, scene: Scene) -> None:
-    value = scene.manifest()
-    value["parts"][name] = value["parts"][MODEL]
-    scene.put_manifest(canonical_json(value))
+    scene.forge(lambda manifest: manifest["parts"].update({name: manifest["parts"][MODEL]}))
 
 
 def _many_parts(scene: Scene) -> None:
-    value = scene.manifest()
-    value["parts"] |= {f"part{number}": value["parts"][MODEL] for number in range(62)}
-    scene.put_manifest(canonical_json(value))
+    scene.forge(lambda manifest: manifest["parts"].update({f"part{number}": manifest["parts"][MODEL] for number in range(62)}))
 
 
 def _tensor(name: str, scene: Scene) -> None:
-    value = scene.manifest()
-    tensors = value["parts"][MODEL]["tensors"]
-    tensors[name] = tensors.pop("parameters.weight")
-    scene.put_manifest(canonical_json(value))
+    def rename(manifest: dict[str, Any]) -> None:
+        tensors = manifest["parts"][MODEL]["tensors"]
+        tensors[name] = tensors.pop("parameters.weight")
+
+    scene.forge(rename)
 
 
 def _odd(name: str, scene: Scene) -> None:

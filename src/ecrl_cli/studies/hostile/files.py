@@ -9,7 +9,7 @@ from functools import partial
 from ecrl_cli.checkpoint.format.names import COMMIT, LEASE, MANIFEST, MODEL
 from ecrl_cli.studies.hostile.contents import TEXTS
 from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
-from ecrl_cli.studies.hostile.store_fixture import FILE_TYPES, RECORDS, Scene, made_into, part_made_into
+from ecrl_cli.studies.hostile.store_fixture import FILE_TYPES, RECORDS, Scene, made_into
 
 RECORD_TYPES = ("a FIFO", "an endless device", "a folder", "a link out", "a sparse terabyte")
 RECORD_TEXTS = ("a list", "null", "a million deep", "ten megabytes of text", "UTF-16", "a pickle", "a hundred thousand digits")
@@ -19,7 +19,11 @@ LOOKS_BEFORE = range(2, 34, 3)  # calls of the integrity check on a group before
 def inputs() -> list[MaliciousInput]:
     found = []
     for kind in FILE_TYPES:
-        found.append(MaliciousInput("types of files", f"a part: {kind}", "guard", ("parts", "schema", "hash"), part_made_into(kind)))
+        found.append(
+            MaliciousInput(
+                "types of files", f"a part: {kind}", "guard", ("parts", "schema", "hash"), made_into(kind, f"checkpoints/step_00000020/{MODEL}")
+            )
+        )
         for record in (COMMIT, MANIFEST):
             act = made_into(kind, f"checkpoints/step_00000020/{record}")
             found.append(MaliciousInput("types of files", f"{record}: {kind}", "guard", ("commit", "manifest", "parts"), act))

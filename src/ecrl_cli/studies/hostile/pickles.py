@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
-from ecrl_cli.checkpoint.format.hashing import chunk_sums
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json
 from ecrl_cli.checkpoint.format.names import MODEL
+from ecrl_cli.studies.frame.store_fixture import part_entry, sealed, sha256
 from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
 from ecrl_cli.studies.hostile.store_fixture import Scene
 from ecrl_cli.supervision.launch.child_environment import child_environment
@@ -98,8 +98,6 @@ def _alone(scene: Scene) -> None:
 
 def _committed(name: str, scene: Scene) -> None:
     """A single file with format=torch, validly committed, so that only the restricted unpickler prevents its code from running."""
-    import hashlib
-
     data = _payload(name, scene)
     target, sidecar = scene.single.with_suffix(".pt"), scene.single.with_suffix(".json")
     target.write_bytes(data)
@@ -107,10 +105,9 @@ def _committed(name: str, scene: Scene) -> None:
     document = json.loads(sidecar.read_bytes())
     parts = document["manifest"]["parts"]
     entry = parts.pop(scene.single.name)
-    parts[target.name] = entry | {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "chunk_crc32": list(chunk_sums(data))}
-    body = document["commit"] | {"manifest_sha256": hashlib.sha256(canonical_json(document["manifest"])).hexdigest()}
-    body.pop("self_sha256")
-    sidecar.write_bytes(canonical_json(document | {"commit": body | {"self_sha256": digest(body)}}))
+    parts[target.name] = entry | part_entry(data)
+    commit = sealed(document["commit"], manifest_sha256=sha256(canonical_json(document["manifest"])))
+    sidecar.write_bytes(canonical_json(document | {"commit": commit}))
 
 
 CONTROL_S = 120.0

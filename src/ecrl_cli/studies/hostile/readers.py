@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import subprocess
 import sys
@@ -12,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoint
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.build import build
@@ -19,10 +20,11 @@ from ecrl_cli.errors import EcrlError
 from ecrl_cli.history.load import load
 from ecrl_cli.runs.sweep import read_manifest
 from ecrl_cli.storage.fs import PosixFs
+from ecrl_cli.studies.frame.store_fixture import GUARD
 from ecrl_cli.studies.frame.watched_fs import InterleavingFs
 from ecrl_cli.studies.hostile.configurations import TREES
 from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
-from ecrl_cli.studies.hostile.store_fixture import GUARD, STEPS, Scene
+from ecrl_cli.studies.hostile.store_fixture import STEPS, Scene
 from ecrl_cli.supervision.launch.child_environment import child_environment
 from ecrl_cli.supervision.run_lock import run_lock
 
@@ -155,22 +157,19 @@ _LOOKS: dict[str, Callable[[MaliciousInput, Scene, str], Seen]] = {
 
 def measured(hostile: MaliciousInput, scene: Scene) -> dict[str, Any]:
     """`look`, with its cost to this process: growth of resident memory, bytes and calls of reading (for a program: its peak memory)."""
-    resident = _status("VmRSS")
+    process = psutil.Process()
+    resident = process.memory_info().rss
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak
-    before = _io()
+    before = process.io_counters()
     seen = look(hostile, scene)
-    after = _io()
-    grown = max(0, _status("VmHWM") - resident)
+    after = process.io_counters()
+    grown = max(0, _peak() - resident)
     programs = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    cost = {"grown": grown, "read": after["rchar"] - before["rchar"], "calls": after["syscr"] - before["syscr"], "program": programs}
+    cost = {"grown": grown, "read": after.read_chars - before.read_chars, "calls": after.read_count - before.read_count, "program": programs}
     return {"outcome": seen.outcome, "by": seen.by, "reason": seen.reason, **cost}
 
 
-def _status(name: str) -> int:
-    """A value of /proc/self/status in bytes."""
-    line = next(line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if line.startswith(name + ":"))
+def _peak() -> int:
+    """The most resident memory since `clear_refs`, in bytes; psutil has no such value."""
+    line = next(line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
-
-
-def _io() -> dict[str, int]:
-    return {key: int(value) for key, value in (line.split(": ") for line in Path(f"/proc/{os.getpid()}/io").read_text(encoding="utf-8").splitlines())}

@@ -43,12 +43,12 @@ class RootedFs(FsWrapper):
 MakeFs = Callable[[Fs, Path], Fs]
 
 
-def forgets_files(forgotten: Callable[[str], bool]) -> MakeFs:
-    """`fsync` does nothing for a file in or beside a stage whose name is `forgotten`."""
+def forgets_files(forgotten: Callable[[Path], bool]) -> MakeFs:
+    """`fsync` does nothing for a file that is `forgotten`."""
 
     class Forgetful(RootedFs):
         def fsync(self, fd: int) -> None:
-            if not forgotten(self.open_files[fd].name):
+            if not forgotten(self.open_files[fd]):
                 super().fsync(fd)
 
     return Forgetful
@@ -110,11 +110,11 @@ class Planted:
 
 
 def _no_fsync(file: str) -> Planted:
-    return Planted(f"no_fsync_{file.partition('.')[0].lower()}", f"fsync of {file}", "sync", make_fs=forgets_files(lambda name: name == file))
+    return Planted(f"no_fsync_{file.partition('.')[0].lower()}", f"fsync of {file}", "sync", make_fs=forgets_files(lambda path: path.name == file))
 
 
 def _no_fsync_single(suffix: str, what: str) -> Planted:
-    make_fs = forgets_files(lambda name: name.startswith(STAGE_PREFIX) and name.endswith(suffix))
+    make_fs = forgets_files(lambda path: path.name.startswith(STAGE_PREFIX) and path.name.endswith(suffix))
     return Planted(f"no_fsync_single_{what}", f"fsync of a single file's {what}", "sync", layout="single", make_fs=make_fs)
 
 
@@ -134,7 +134,7 @@ PLANTED: tuple[Planted, ...] = (
     *(_no_fsync(file) for file in (MODEL, OPTIMIZER, RNG, TRAIN, MANIFEST, COMMIT)),
     _no_fsync_single(".safetensors", "data"),
     _no_fsync_single(".json", "sidecar"),
-    Planted("close_as_sync", "every fsync of a file", "sync", make_fs=forgets_files(lambda name: True)),
+    Planted("close_as_sync", "every fsync of a file", "sync", make_fs=forgets_files(lambda path: True)),
     _no_fsyncdir("no_stage_sync", "fsync of the stage", "one", forgets_folders(lambda path, root: path.name.startswith(STAGE_PREFIX))),
     _no_fsyncdir("no_root_sync", "fsync of checkpoints/ after the rename", "one", ForgetsTheNewName),
     _no_fsyncdir("no_parent_sync", "fsync of the run directory", "first", forgets_folders(lambda path, root: path == root.parent)),

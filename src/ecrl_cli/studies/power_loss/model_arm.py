@@ -14,12 +14,13 @@ from ecrl_cli.checkpoint.store.catalog import ResumeChoice
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.storage.fs import Fs
+from ecrl_cli.studies.frame.store_fixture import store_config
 from ecrl_cli.studies.frame.study import StudyContext, Trial
 from ecrl_cli.studies.mutants.registry import PLANTED, Planted
 from ecrl_cli.studies.power_loss.model_cell import Cell, Limits, broken
 from ecrl_cli.studies.power_loss.model_disk import MODELS, Forest
 from ecrl_cli.studies.power_loss.model_invariants import RecoveryOracle
-from ecrl_cli.studies.power_loss.workloads import ROOT, WORKLOADS, Bench, honest, played, published, store_config
+from ecrl_cli.studies.power_loss.workloads import ROOT, WORKLOADS, Bench, honest, played, published
 
 PUBLISHED = "two"  # the published protocol's workload
 _PROMISED = "atomic_dirsync"  # tried exhaustively: a state left out could be the one that breaks the promise

@@ -16,12 +16,13 @@ from typing import Any
 
 from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.config.studies import PowerLoss
+from ecrl_cli.studies.frame.store_fixture import Payload
 from ecrl_cli.studies.frame.study import Skip, StudyContext, Trial
 from ecrl_cli.studies.power_loss.disk_mounts import DISKS
 from ecrl_cli.studies.power_loss.real_blocks import BlocksTrial
 from ecrl_cli.studies.power_loss.real_process import TORCH_SUBJECTS, Who
 from ecrl_cli.studies.power_loss.real_rig import Rig, ShutdownTrial
-from ecrl_cli.studies.power_loss.subject_store import PLANTS, SETTLED, Payload
+from ecrl_cli.studies.power_loss.subject_store import PLANTS, SETTLED
 
 _BLOCK_PLANTS = ("no_root_sync", "no_file_sync")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import select
@@ -20,7 +19,9 @@ from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import EcrlError, shown
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.pdeathsig import die_with_parent
-from ecrl_cli.studies.power_loss.subject_store import Mark, Payload, Recovered, StoreSubject, Subject
+from ecrl_cli.studies.frame.child import forked
+from ecrl_cli.studies.frame.store_fixture import Payload
+from ecrl_cli.studies.power_loss.subject_store import Mark, Recovered, StoreSubject, Subject
 
 TORCH_SUBJECTS = ("torch.save", "torch.save-durable", "dcp")
 PHASES = ("saving", "acknowledged", *dict.fromkeys(point.partition(":")[0] for point in CRASH_POINTS))
@@ -143,35 +144,19 @@ class Saver:
 
 def recover(who: Who, folder: Path, *, go_on: bool = True) -> Answer:
     """What a fresh process recovers from `folder`; see `Subject.recover`."""
-    read, write = os.pipe()
-    parent = os.getpid()
-    if (pid := os.fork()) == 0:
-        die_with_parent(parent)
-        _in_child(
-            lambda: _send(write, encode(_answer(who.made(folder), go_on))), lambda text: _send(write, encode(Answer("untyped", error=text[-300:])))
-        )
-    os.close(write)
-    try:
-        ready, _, _ = select.select([read], [], [], _DEADLINE_S)
-        data = os.read(read, 65536) if ready else b""
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(read)
-    if not ready:
+
+    def answer() -> object:
+        try:
+            return encode(Answer(recovered=who.made(folder).recover(go_on=go_on)))
+        except EcrlError as error:
+            return encode(Answer("detected", error=error.line()))
+        except BaseException:
+            return encode(Answer("untyped", error=traceback.format_exc()[-300:]))
+
+    found, end = forked(answer, _DEADLINE_S)
+    if end == "hung":
         return Answer("hung", error=f"no answer within {_DEADLINE_S:.0f} s")
-    return decode(Answer, json.loads(data)) if data else Answer("untyped", error="the process died")
-
-
-def _answer(subject: Subject, go_on: bool) -> Answer:
-    try:
-        return Answer(recovered=subject.recover(go_on=go_on))
-    except EcrlError as error:
-        return Answer("detected", error=error.line())
-
-
-def _send(fd: int, value: object) -> None:
-    os.write(fd, json.dumps(value).encode()[:60000])
+    return Answer("untyped", error="the process died") if end else decode(Answer, found)
 
 
 def _in_child(work: Callable[[], None], report: Callable[[str], None]) -> None:

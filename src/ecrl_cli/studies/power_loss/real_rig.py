@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import select
 import shutil
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import ecrl_cli.checkpoint.format.tensor_table  # noqa: F401  (numpy: imported once here instead of in every forked process)
 from ecrl_cli.config.codec import decode, encode
@@ -20,6 +17,7 @@ from ecrl_cli.errors import EcrlError, shown
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.namespaces import private_mounts
 from ecrl_cli.linux.pdeathsig import die_with_parent
+from ecrl_cli.studies.frame.child import JsonProgram, serve
 from ecrl_cli.studies.power_loss.disk_mounts import LoopDevice, cut_off, make_filesystem, mount, sync_disk, unmount
 from ecrl_cli.studies.power_loss.real_blocks import Blocks, BlocksTrial
 from ecrl_cli.studies.power_loss.real_process import TORCH_SUBJECTS, Answer, Saver, Who, outcome_of, recover
@@ -127,7 +125,6 @@ def _is_dead(place: Path) -> bool:
     return False
 
 
-_MODULE = "ecrl_cli.studies.power_loss.real_rig"
 _DEADLINE_S = 300.0
 
 
@@ -135,9 +132,8 @@ class Rig:
     """The study's handle of the rig. `scratch`: an empty folder for the mount points."""
 
     def __init__(self, scratch: Path) -> None:
-        command = [sys.executable, "-m", _MODULE, str(scratch), str(os.getpid())]
         # in its own process session: Ctrl-C is handled by the study
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        self._program = JsonProgram("ecrl_cli.studies.power_loss.real_rig", str(scratch), str(os.getpid()), start_new_session=True)
 
     def shutdown(self, trial: ShutdownTrial) -> dict[str, Any]:
         return self._ask("shutdown", encode(trial))
@@ -152,21 +148,13 @@ class Rig:
 
     def close(self) -> None:
         """End the process; its mounts and loop devices go with it."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.kill()
-        self._process.wait()
-        self._process.stdin.close()
-        self._process.stdout.close()
+        self._program.close(kill=True)
 
     def _ask(self, what: str, value: object) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps([what, value]).encode() + b"\n")
-        self._process.stdin.flush()
-        ready, _, _ = select.select([self._process.stdout], [], [], _DEADLINE_S)
-        line = self._process.stdout.readline() if ready else b""
-        if not line:
-            raise EcrlError("power-loss", f"the rig gave no answer (exit code {self._process.poll()})", "look at what it printed")
-        answer: dict[str, Any] = json.loads(line)
+        try:
+            answer = self._program.ask([what, value], _DEADLINE_S)
+        except EOFError as error:
+            raise EcrlError("power-loss", str(error), "look at what it printed") from error
         if "defect" in answer:
             raise EcrlError("power-loss", answer["defect"], "report this")
         return answer
@@ -210,21 +198,18 @@ class _Server:
 def main(argv: list[str]) -> None:
     scratch, parent = Path(argv[0]), int(argv[1])
     die_with_parent(parent)
-    replies = os.fdopen(os.dup(1), "wb")
+    replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output of children must not mix with replies
     private_mounts()
-    _serve(_Server(scratch), sys.stdin.buffer, replies)
+    server = _Server(scratch)
 
-
-def _serve(server: _Server, requests: BinaryIO, replies: BinaryIO) -> None:
-    for line in requests:
-        what, value = json.loads(line)
+    def answer(request: list[Any]) -> object:
         try:
-            reply = server.answer(what, value)
+            return server.answer(*request)
         except (OSError, EcrlError) as error:
-            reply = {"defect": f"{type(error).__name__}: {shown(str(error), 300)}"}
-        replies.write(json.dumps(reply).encode() + b"\n")
-        replies.flush()
+            return {"defect": f"{type(error).__name__}: {shown(str(error), 300)}"}
+
+    serve(answer, replies)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.manifest import components
 from ecrl_cli.checkpoint.format.names import STAGE_PREFIX
-from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
-from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
+from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.storage.fs import PosixFs
-from ecrl_cli.studies.frame.store_fixture import write_mode
+from ecrl_cli.studies.frame.store_fixture import Payload, store_config
+from ecrl_cli.studies.mutants.registry import forgets_files, forgets_folders
 
 Acknowledge = Callable[[int], None]
 Mark = Callable[[str], None]
@@ -28,15 +26,6 @@ PLANTS = {
     "no_parent_sync": "the run directory is not synced",
 }
 SETTLED = "settled"  # no fault: pointers and retention follow each save, as in training
-
-
-@dataclass(frozen=True)
-class Payload:
-    """The content saved at `step` is a function of (seed, step) and these sizes."""
-
-    seed: int
-    model_bytes: int
-    optimizer_bytes: int
 
 
 @dataclass(frozen=True)
@@ -63,21 +52,12 @@ class Subject(Protocol):
         """Runs in another process after the power loss. `go_on`: save the next one too, if the subject is a store."""
 
 
-class _Forgetful(PosixFs):
-    """Leaves out the syncs named by `variant`."""
-
-    def __init__(self, variant: str, root: Path) -> None:
-        super().__init__()
-        self._variant, self._root = variant, root
-
-    def fsync(self, fd: int) -> None:
-        if self._variant != "no_file_sync" or not self._path(fd).parent.name.startswith(STAGE_PREFIX):
-            super().fsync(fd)
-
-    def fsyncdir(self, path: Path) -> None:
-        left_out = {"no_root_sync": self._root, "no_parent_sync": self._root.parent}
-        if left_out.get(self._variant) != path:
-            super().fsyncdir(path)
+# The file system of those that leave out a sync.
+_FORGETFUL = {
+    "no_root_sync": forgets_folders(lambda path, root: path == root),
+    "no_file_sync": forgets_files(lambda path: path.parent.name.startswith(STAGE_PREFIX)),
+    "no_parent_sync": forgets_folders(lambda path, root: path == root.parent),
+}
 
 
 class StoreSubject:
@@ -85,16 +65,16 @@ class StoreSubject:
 
     def __init__(self, folder: Path, payload: Payload, mode: str, layout: str, variant: str = "", mark: Mark = lambda _: None) -> None:
         self._root, self._payload, self._variant, self._mark = folder / "checkpoints", payload, variant, mark
-        self._plan = synthetic_plan(payload.model_bytes, payload.optimizer_bytes, single=layout == "single")
-        self._config = StoreConfig(mode=write_mode(mode), integrity=IntegrityConfig(run_id=RUN_ID))
-        self._store = CheckpointStore(self._root, self._config, _Forgetful(variant, self._root), self._point)
+        self._layout, self._config = layout, store_config(mode, keep=3)
+        fs = _FORGETFUL[variant](PosixFs(), self._root) if variant in _FORGETFUL else PosixFs()
+        self._store = CheckpointStore(self._root, self._config, fs, self._point)
         self._early: Callable[[], None] = lambda: None
 
     def begin(self) -> None:
         self._store.claim(0)
 
     def save(self, step: int, acknowledge: Acknowledge) -> None:
-        image = self._image(step)
+        image = self._payload.image(self._layout, step)
         early = self._variant == "ack_when_begun"
         if early:
             self._early = lambda: acknowledge(step)
@@ -110,13 +90,15 @@ class StoreSubject:
             choice = store.newest_valid()
             report = choice.report
             step = report.global_step if report else None
-            exact = step is None or (report is not None and report.manifest is not None and components(report.manifest) == self._expected(step))
+            exact = step is None or (
+                report is not None and report.manifest is not None and components(report.manifest) == self._payload.content(self._layout, step)
+            )
             return Recovered(step, exact, len(choice.rejected), self._goes_on(store, (step or 0) + 1) if go_on else None)
         finally:
             store.close()
 
     def _goes_on(self, store: CheckpointStore, step: int) -> bool:
-        image = self._image(step)
+        image = self._payload.image(self._layout, step)
         try:
             store.claim(1)
             store.update_pointers_and_retire(store.save(image, 1), image)
@@ -129,9 +111,3 @@ class StoreSubject:
         self._mark(name.partition(":")[0])
         if name == "before_stage":
             self._early()
-
-    def _image(self, step: int) -> CheckpointImage:
-        return synthetic_image(self._payload.seed, step, self._plan)
-
-    def _expected(self, step: int) -> object:
-        return image_components(self._image(step))

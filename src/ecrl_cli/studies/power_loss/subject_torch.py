@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.storage.fs import PosixFs
-from ecrl_cli.studies.power_loss.subject_store import Acknowledge, Payload, Recovered
+from ecrl_cli.studies.frame.store_fixture import Payload
+from ecrl_cli.studies.power_loss.subject_store import Acknowledge, Recovered
 
 State = dict[str, torch.Tensor]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,18 +13,15 @@ from ecrl_cli.checkpoint.format.hashing import ImageHasher
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, RNG, STAGE_PREFIX, TRASH_PREFIX, step_name
 from ecrl_cli.checkpoint.store.atomic_install import CommitJob
-from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
-from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
 from ecrl_cli.storage.fs import Buffer
 from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.storage.writing import replace_small, write_new
-from ecrl_cli.studies.frame.store_fixture import write_mode
+from ecrl_cli.studies.frame.store_fixture import Payload, store_config
 from ecrl_cli.studies.power_loss.model_disk import Disk, Forest
 
 RUN = Path("/run")
 ROOT = RUN / "checkpoints"
-MODEL_BYTES, OPTIMIZER_BYTES = 9000, 5000
 
 MakeStore = Callable[[ModelFs, StoreConfig], CheckpointStore]
 
@@ -34,13 +30,8 @@ def honest(fs: ModelFs, config: StoreConfig) -> CheckpointStore:
     return CheckpointStore(ROOT, config, fs)
 
 
-def store_config(mode: str) -> StoreConfig:
-    return StoreConfig(write_mode(mode), keep=2, integrity=IntegrityConfig(run_id=RUN_ID))
-
-
-@lru_cache(maxsize=64)
 def image_of(seed: int, step: int, single: bool) -> CheckpointImage:
-    return synthetic_image(seed, step, synthetic_plan(MODEL_BYTES, OPTIMIZER_BYTES, single=single))
+    return Payload(seed, 9000, 5000).image("single" if single else "group", step)
 
 
 @dataclass

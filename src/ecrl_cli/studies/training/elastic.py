@@ -31,11 +31,12 @@ from ecrl_cli.studies.training.training_study import (
     all_valid,
     by,
     is_valid,
-    phases_of,
+    phases_struck,
     planted_arm,
     run_arm,
     runs,
     search,
+    typed,
 )
 
 TARGET, EVERY = 18, 4  # steps, and steps between checkpoints
@@ -75,20 +76,6 @@ class ElasticRunSpec:
         """With replicas, a single rank; without, the same sizes at the same steps, since they affect the result there."""
         sizes = ((0, 1),) if self.replicas else self.sizes
         return ElasticRunSpec(self.model, "blocking", self.replicas, sizes).keys()
-
-    def typed(self, entries: tuple[str, ...]) -> str:
-        """The single run as a command."""
-        words = [f"target_steps={TARGET}", f"global_batch={BATCHES[self.model]}", f"world_size={self.sizes[0][1]}", "device=cpu", "dataset=digits"]
-        for group, values in zip(("model", "optimizer"), MODELS[self.model], strict=True):
-            words += [f"{group}={values['name']}", *(f"{group}.{key}={value}" for key, value in values.items() if key != "name")]
-        schedule = ", ".join(f"{step}: {size}" for step, size in self.sizes[1:])
-        words += [
-            f"checkpoint={self.strategy}",
-            f"checkpoint.every={EVERY}",
-            f"elastic.replicas={self.replicas}",
-            f"'elastic.schedule={{{schedule}}}'",
-        ]
-        return " ".join(["ecrl train", *words, "supervision=zygote", f"failure=listed 'failure.entries=[{','.join(entries)}]'"])
 
 
 def generate(rng: random.Random, strategies: tuple[str, ...], replicas: tuple[int, ...]) -> tuple[ElasticRunSpec, tuple[str, ...]]:
@@ -141,7 +128,7 @@ def _play(bench: Bench, facts: dict[str, Any]) -> tuple[dict[str, Any], str]:
     found = asdict(bench.play(course.keys(entries), course.reference, facts["hash_seed"]))
     if found["outcome"] == "valid" and found["resized"] < len(sizes) - 1:
         found |= {"outcome": "idle", "why": f"{found['resized']} changes of size, {len(sizes) - 1} were planned"}
-    return found, course.typed(entries)
+    return found, typed(course.keys(entries))
 
 
 def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:
@@ -189,7 +176,7 @@ STUDY = Study(
         by("strategy", "write strategy", lambda r: [r.facts["strategy"]], OUTCOMES),
         by("model", "model", lambda r: [r.facts["model"]], OUTCOMES),
         by("hash_seed", "PYTHONHASHSEED", lambda r: [r.facts["hash_seed"]], OUTCOMES),
-        by("phase", "phase in which it was injected", phases_of, OUTCOMES),
+        by("phase", "phase in which it struck", phases_struck, OUTCOMES),
         FAILED,
         BUGS_FOUND,
     ),

@@ -38,11 +38,12 @@ from ecrl_cli.studies.training.training_study import (
     by,
     is_valid,
     phases_hit,
-    phases_of,
+    phases_struck,
     planted_arm,
     run_arm,
     runs,
     search,
+    typed,
     who,
     whom,
 )
@@ -114,17 +115,6 @@ class FailureRunSpec:
         """The undisturbed run: neither strategy nor write mode affects its final state."""
         return FailureRunSpec(self.model, self.world_size, "blocking", "unsafe", "group").keys()
 
-    def typed(self, entries: tuple[str, ...]) -> str:
-        """The single run as a command."""
-        (model, optimizer), listed = MODELS[self.model], ",".join(entries)
-        words = [f"target_steps={TARGET}", f"global_batch={BATCHES[self.model]}", f"world_size={self.world_size}", "device=cpu", "dataset=digits"]
-        for group, values in (("model", model), ("optimizer", optimizer)):
-            words += [f"{group}={values['name']}", *(f"{group}.{key}={value}" for key, value in values.items() if key != "name")]
-        words += [f"checkpoint={self.strategy}", f"checkpoint.every={EVERY}", f"checkpoint.layout={self.layout}", f"write_mode={self.mode}"]
-        words += ["supervision=zygote", f"supervision.hang_timeout_s={HANG_S:g}", f"supervision.start_timeout_s={START_S:g}"]
-        words += [f"failure=listed 'failure.entries=[{listed}]'"]
-        return " ".join(["ecrl train", *words])
-
 
 def generate(rng: random.Random, strategies: tuple[str, ...], kinds: tuple[str, ...]) -> tuple[FailureRunSpec, tuple[str, ...]]:
     """A configuration and two failures that it allows, the second at a later step or during recovery from the first."""
@@ -149,9 +139,9 @@ def undisturbed(setup: FailureRunSpec) -> RunConfig:
 
 def available(config: RunConfig, entries: tuple[str, ...]) -> None:
     """Raises ConfigError unless `entries` can occur in `config`."""
-    with_failures = replace(config, failure=FailureConfig(kind="listed", entries=entries))
-    check_failures(with_failures)
-    plan(with_failures)
+    struck = replace(config, failure=FailureConfig(kind="listed", entries=entries))
+    check_failures(struck)
+    plan(struck)
 
 
 def _accepted(drawn: Callable[[], Entry], setup: FailureRunSpec, before: tuple[str, ...]) -> str:
@@ -257,7 +247,7 @@ def _draw(context: StudyContext) -> Iterator[Trial]:
 def _play(bench: Bench, facts: dict[str, Any]) -> tuple[dict[str, Any], str]:
     setup = FailureRunSpec(*(facts[name] for name in ("model", "world_size", "strategy", "mode", "layout")))
     entries = tuple(facts["entries"])
-    return asdict(bench.play(setup.keys(entries), setup.reference)), setup.typed(entries)
+    return asdict(bench.play(setup.keys(entries), setup.reference)), typed(setup.keys(entries))
 
 
 def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:
@@ -273,10 +263,10 @@ def _notes(results: Results) -> Iterator[str]:
     tried = runs(results)
     if not tried:
         return
-    injected, attempts = sum(len(record.found["fired"]) for record in tried), sum(record.found["attempts"] for record in tried)
+    struck, attempts = sum(len(record.found["fired"]) for record in tried), sum(record.found["attempts"] for record in tried)
     fired = [each for record in tried for each in record.found["fired"]]
     took = [record.seconds for record in tried]
-    yield f"{injected} failures were injected in {len(tried)} runs, which took {attempts} attempts."
+    yield f"{struck} failures struck in {len(tried)} runs, which took {attempts} attempts."
     yield f"A run took {median(took):.1f} s in the middle and {max(took):.1f} s at most, with its verdict and what ran beside it."
     yield f"by kind: {_told(kind for kind, _ in fired)}"
     yield f"by phase: {_told(moment for _, moment in fired)}"
@@ -299,9 +289,9 @@ STUDY = Study(
         by("strategy", "write strategy", lambda r: [r.facts["strategy"]], OUTCOMES),
         by("mode", "write mode", lambda r: [r.facts["mode"]], OUTCOMES),
         by("ranks", "ranks", lambda r: [f"{r.facts['world_size']}, {r.facts['model']}"], OUTCOMES),
-        by("kind", "kind of failure that was injected", lambda r: dict.fromkeys(kind for kind, _ in r.found["fired"]), OUTCOMES),
-        by("phase", "phase in which it was injected", phases_of, OUTCOMES),
-        by("who", "what it was injected into", whom, OUTCOMES),
+        by("kind", "kind of failure that struck", lambda r: dict.fromkeys(kind for kind, _ in r.found["fired"]), OUTCOMES),
+        by("phase", "phase in which it struck", phases_struck, OUTCOMES),
+        by("who", "who was struck", whom, OUTCOMES),
         FAILED,
         BUGS_FOUND,
     ),

@@ -142,6 +142,31 @@ class Bench:
         return code
 
 
+def typed(keys: Keys) -> str:
+    """The single run as a command: its groups and keys as a user types them."""
+    words = []
+    for key, given in keys.items():
+        if not isinstance(given, Mapping):
+            words.append(_word(key, given))
+        elif key == "write_mode":  # the name says the rest
+            words.append(f"write_mode={given['name']}")
+        elif key == "elastic":
+            words += [_word(f"elastic.{name}", each) for name, each in given.items()]
+        else:
+            option, *rest = given.items()  # a group's first key is the one by which it is chosen
+            words += [_word(key, option[1]), *(_word(f"{key}.{name}", each) for name, each in rest)]
+    return " ".join(["ecrl train", *words])
+
+
+def _word(key: str, value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"'{key}={{{', '.join(f'{step}: {size}' for step, size in value.items())}}}'"
+    if isinstance(value, list):
+        return f"'{key}=[{','.join(value)}]'"
+    shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{key}={shown}"
+
+
 class Drawn(Protocol):
     """The run of a trial: its keys with failures, and the undisturbed run with the same final state."""
 
@@ -190,7 +215,7 @@ def _mute(line: str) -> None:
 
 def _judged(found: Run, root: Path, reference: Path, config: RunConfig, alike: bool) -> None:
     layout = RunLayout(root)
-    typed = injected_entries(config, fired_indices(layout))
+    typed = struck(config, fired_indices(layout))
     found.fired = [named for named, all_of_it in typed if all_of_it]
     attempts = read_record(layout).attempts if layout.supervisor.exists() else ()
     found.attempts, found.resized = len(attempts), sum(a.world_size != b.world_size for a, b in pairwise(attempts))
@@ -213,10 +238,10 @@ def _outcome(found: Run, verdict: Verdict, due: str, typed: int) -> tuple[str, s
         return verdict.status, next(finding.message for finding in verdict.findings if finding.status == verdict.status)
     if found.digests != due:
         return "differs", f"ends in {found.digests[:60]}, its reference in {due[:60]}"
-    return (VALID, "") if len(found.fired) == typed else ("idle", f"{len(found.fired)} of {typed} failures were injected")
+    return (VALID, "") if len(found.fired) == typed else ("idle", f"{len(found.fired)} of {typed} failures struck")
 
 
-def injected_entries(config: RunConfig, fired: Collection[int]) -> list[tuple[list[str], bool]]:
+def struck(config: RunConfig, fired: Collection[int]) -> list[tuple[list[str], bool]]:
     """[kind, moment] of each typed entry, and whether everything it stands for happened: one entry may be several of the plan."""
     found, first = [], 0
     for entry in typed_entries(config.failure):
@@ -279,7 +304,7 @@ def is_valid(record: Record) -> bool:
     return bool(record.found["outcome"] == "valid")
 
 
-def phases_of(record: Record) -> list[str]:
+def phases_struck(record: Record) -> list[str]:
     """Phases in which a failure hit the run, each once."""
     return list(dict.fromkeys(moment for _, moment in record.found["fired"]))
 
@@ -288,7 +313,7 @@ def who(entry: str) -> str:
     """The victims of a plan entry, in words."""
     ranks = entry.partition(":")[2].partition("*")[0].partition("%")[0]
     if not ranks:
-        return "the target of its kind"
+        return "what its kind strikes"
     return "all ranks" if ranks == "all" else "two ranks" if "+" in ranks else "rank 0" if ranks == "0" else "another rank"
 
 
@@ -355,7 +380,7 @@ def phases_hit(phases: Sequence[str], times: int, trials: int) -> GateRule:
 
     def gate(results: Results) -> Iterator[Gate]:
         if results.keys.trials >= trials:
-            hit = Counter(phase for record in runs(results) for phase in phases_of(record))
+            hit = Counter(phase for record in runs(results) for phase in phases_struck(record))
             rare = [phase for phase in phases if hit[phase] < times]
             yield Gate("phases", not rare, f"each phase hit in at least {times} runs" + (f"; not {', '.join(rare)}" if rare else ""))
 

@@ -1,12 +1,19 @@
-"""One rank of the dormant-worker arm, a process of its own: `python -m ... FOLDER RANK RANKS AVERAGES SIZE`. Rank 0 prints the result.
+"""The dormant-worker arm: real gloo processes, one of which is set aside and rejoins within each mini-batch.
 
-Each round is a mini-batch of buckets. The last rank leaves before the second bucket and rejoins before the last: once as a dormant worker in one
-group, once with process groups rebuilt among the remaining ranks and then among all. Both must give the same bits.
+A rank can leave and rejoin between any two averages, also within a mini-batch, without a new process group: each contribution carries a flag.
+Contributions are gathered and added in rank order. An all-reduce would move less data, but its order of additions depends on the group size, so
+with three or more ranks the bits would differ from those of a group of the active ranks alone.
+
+`python -m ecrl_cli.replication.mini_batch.dormant FOLDER PARENT RANK RANKS AVERAGES SIZE` is one rank; rank 0 prints the result. Each round is a
+mini-batch of buckets. The last rank leaves before the second bucket and rejoins before the last: once as a dormant worker in one group, once with
+process groups rebuilt among the remaining ranks and then among all. Both must give the same bits.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -16,9 +23,53 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 
+from ecrl_cli.errors import EcrlError
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.pdeathsig import die_with_parent
-from ecrl_cli.replication.mini_batch.masked_average import DormantAverage
+
+
+class DormantAverage:
+    """Averages over the active ranks of `group` (None: the default group). Every rank must call `average`, active or not."""
+
+    def __init__(self, group: Any = None) -> None:
+        self._group = group
+        self._size = dist.get_world_size(group)
+        self.active = True
+
+    def leave(self) -> None:
+        """Send tokens from the next average on."""
+        self.active = False
+
+    def come_back(self) -> None:
+        """Count again from the next average on. The caller must have given this rank the others' state by then."""
+        self.active = True
+
+    def average(self, tensor: torch.Tensor) -> int:
+        """Write the active ranks' average into `tensor` on every rank and return their number; unchanged if there are none.
+
+        A token is an empty contribution of the same size: a dormant rank's values are never read.
+        """
+        row = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
+        row[-1] = 1 if self.active else 0
+        if self.active:
+            row[:-1] = tensor.detach().reshape(-1)
+        else:
+            row[:-1] = 0
+        rows = [torch.empty_like(row) for _ in range(self._size)]
+        dist.all_gather(rows, row, group=self._group)
+        counting = [each[:-1] for each in rows if each[-1] != 0]
+        if counting:
+            tensor.detach().copy_(mean(counting).view_as(tensor))
+        return len(counting)
+
+
+def mean(rows: list[torch.Tensor]) -> torch.Tensor:
+    """Their sum in order, divided by their number."""
+    total = rows[0].clone()
+    for row in rows[1:]:
+        total += row
+    return total.div_(len(rows))
+
 
 BUCKETS = 4
 _TIMEOUT = timedelta(seconds=60)
@@ -119,6 +170,38 @@ class _Arm:
         group: Any = dist.ProcessGroupGloo(PrefixStore(f"{name}-{turn}", self.store), self.rank, len(ranks), _TIMEOUT)
         group.barrier().wait()
         return group
+
+
+RANKS, SIZE = 4, 25_000
+_DEADLINE_S = 300.0
+
+
+def dormant_arm(folder: Path, averages: int) -> dict[str, Any]:
+    """What rank 0 printed. `folder` must be empty; it takes the store and the other ranks' output."""
+    folder.mkdir()
+    module = "ecrl_cli.replication.mini_batch.dormant"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = []
+    try:
+        for rank in range(RANKS):
+            words = [str(folder), *map(str, (os.getpid(), rank, RANKS, averages, SIZE))]
+            with (folder / f"rank{rank}.log").open("wb") as log:
+                ranks.append(subprocess.Popen([sys.executable, "-m", module, *words], stdout=subprocess.PIPE, stderr=log, env=environment))
+        output, _ = ranks[0].communicate(timeout=_DEADLINE_S)
+        codes = [each.wait(timeout=_DEADLINE_S) for each in ranks]
+        if any(codes):
+            last = (
+                (folder / f"rank{codes.index(next(filter(None, codes)))}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+            )
+            raise EcrlError("dormant", f"a rank ended with {codes}: {' '.join(last)[:200]}", "report this")
+        found: dict[str, Any] = json.loads(output)
+        return found
+    finally:
+        for each in ranks:
+            each.kill()
+            each.wait()
+            if each.stdout is not None:
+                each.stdout.close()
 
 
 if __name__ == "__main__":
