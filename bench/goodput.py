@@ -97,7 +97,7 @@ def measure(run_dir: Path, shape: Shape, variant: str) -> Found:
     records = train(run_dir, *shape.overrides(variant))
     died = deaths(records)
     if variant != "clean" and len(died) != len(shape.trace):
-        raise RuntimeError(f"{variant}: {len(died)} of {len(shape.trace)} kills struck")
+        raise RuntimeError(f"{variant}: {len(died)} of {len(shape.trace)} kills were injected")
     account = timeline(records)
     return Found(
         wall_s=account.wall_s,

@@ -35,7 +35,7 @@ MEASURE = """(() => {
 
 
 def plans() -> list[Plan]:
-    """The matrix of experiment 4. A failure strikes just behind a checkpoint, so that steps are replayed."""
+    """The matrix of experiment 4. A failure is injected just behind a checkpoint, so that steps are replayed."""
     found = []
     for suite in (f"{data}-{model}" for data in ("cifar10", "cifar100") for model in ("r18", "r50")):
         for schedule, steps in FAILURES.items():

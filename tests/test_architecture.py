@@ -20,6 +20,7 @@ FLOORS = [
     *("errors", "linux", "storage", "config", "records", "history", "data", "models", "checkpoint", "failures", "recovery"),
     *("training", "supervision", "metrics", "verify", "runs", "studies", "audit", "report", "replication", "cli"),
 ]
+CHECKPOINT_FLOORS = ["format", "store", "capture", "repair", "writer", "strategies"]
 # Torch-free for good: what supervises, judges and prints.
 TORCH_FREE = (
     "ecrl_cli.cli.main",
@@ -85,6 +86,16 @@ def test_imports_point_down() -> None:
             meet = {here, there} == {"metrics", "verify"} and path != PACKAGE / "verify" / "metrics_cache.py"
             if up or meet:
                 wrong.append(f"{path.relative_to(PACKAGE)}:{line}: {here} imports {there}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_imports_inside_checkpoint_point_down() -> None:
+    wrong = []
+    for path in sorted((PACKAGE / "checkpoint").glob("*/*.py")):
+        for line, name in imported(ast.parse(path.read_text())):
+            there = name.removeprefix("ecrl_cli.checkpoint.").split(".")[0]
+            if there in CHECKPOINT_FLOORS and CHECKPOINT_FLOORS.index(there) > CHECKPOINT_FLOORS.index(path.parent.name):
+                wrong.append(f"{path.relative_to(PACKAGE)}:{line}: {path.parent.name} imports {there}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -67,7 +67,7 @@ class FailureKindContract:
         assert kind.moments and set(kind.moments) <= set(MOMENTS)
         assert ("save" in kind.moments) == (kind.victim in IN_A_SAVE)
         assert "wall" not in kind.moments or kind.sends is not None, "the supervisor must have a signal to send"
-        assert "rest" not in kind.moments or own.strike_at_rest is not FaultKind.strike_at_rest
+        assert "rest" not in kind.moments or own.inject_at_rest is not FaultKind.inject_at_rest
         by_itself = set(kind.moments) - {"rest", "wall"}
         assert not by_itself or own.inject is not FaultKind.inject or own.strike_save is not FaultKind.strike_save
         assert not kind.point or "save" in kind.moments
@@ -98,7 +98,7 @@ class FailureKindContract:
         moment = kind.moments[0]
         for other in set(MOMENTS) - {*kind.moments, "wall"}:
             if plain(kind):
-                refused(kind, f"@{STEP}.{other}", f"does not strike at {other}")
+                refused(kind, f"@{STEP}.{other}", f"cannot be injected at {other}")
         if not kind.seconds:
             refused(kind, f"@{STEP}*3", "takes no time")
         if "save" not in kind.moments and plain(kind):

@@ -279,7 +279,7 @@ SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
         INVALID,
         "the lost-samples record names samples of step 9, in which nothing was done again",
     ),
-    "samples that nobody names": (nobody_names_what_was_lost, ONCE, INVALID, "rank 2 was struck in the forward pass of step 9 of attempt 0"),
+    "samples that nobody names": (nobody_names_what_was_lost, ONCE, INVALID, "rank 2 was hit in the forward pass of step 9 of attempt 0"),
     "a lost-samples record is gone": (
         no_file("lost_samples", 1),
         ONCE,

@@ -224,7 +224,7 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
 """,
         FAILURES,
         INVALID,
-        "before attempt 1 could be struck",
+        "before attempt 1 could be hit",
     ),
     "an attempt armed with nothing": (
         """
@@ -252,11 +252,11 @@ HARMLESS = (
         kind.inject = lambda self, context: context.output
         if kind.__name__ in ("FullDisk", "FailedSync"):
             kind.strike_save = lambda self, save, context: None
-    strike = FaultyRunStore._strike
+    strike = FaultyRunStore._inject
     def harmless(self, entry):
         strike(self, entry)
         self._faulty.delay_s, self._slow = 0.0, 0
-    FaultyRunStore._strike = harmless
+    FaultyRunStore._inject = harmless
 """,
 )
 

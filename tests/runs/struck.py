@@ -141,7 +141,7 @@ NOT_BEREFT: dict[str, tuple[Callable[[RunLayout], Any], str]] = {
     "no other session followed": (one_session, "entry 0 (supervisor) ended the supervisor session, and no other followed"),
     "the session that was struck between two attempts ended well": (
         session(1, ended_at=1500.0),
-        "entry 2 struck the supervisor, and its session went on",
+        "entry 2 hit the supervisor, and its session went on",
     ),
-    "the next session had begun before": (session(2, started_at=1000.5), "entry 2 struck the supervisor, and its session went on"),
+    "the next session had begun before": (session(2, started_at=1000.5), "entry 2 hit the supervisor, and its session went on"),
 }

@@ -14,7 +14,7 @@ from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
-from ecrl_cli.checkpoint.writer.protocol import listen
+from ecrl_cli.linux.unix_socket import listen
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.fs import Fs, PosixFs
 

@@ -27,5 +27,13 @@ def numbers_from_metrics(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without figures, which take most of their time."""
+    monkeypatch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
+    monkeypatch.setattr("ecrl_cli.report.build.study_pictures", lambda study: [])
+    monkeypatch.setattr("ecrl_cli.replication.report.publication.published_pictures", lambda found: ())
+
+
 def _given(records: RunRecords) -> object:
     return json.loads(records.layout.metrics.read_text())

@@ -25,7 +25,7 @@ from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.span_clock import SpanClock
 from ecrl_cli.storage.writing import BLOCK
-from ecrl_cli.supervision.resume import choose, order, recall
+from ecrl_cli.supervision.resume import choose, newest_snapshot, order
 from tests.unit.checkpoint_support import commit, store_at
 from tests.unit.test_checkpoint_train_state import Run, config
 
@@ -96,7 +96,7 @@ def test_what_is_gone_on_with_is_what_was_taken(layout: RunLayout, snapshots: Sn
     strategy = strategy_of(run, layout, snapshots)
     trained(run, layout, strategy, 4)
     assert whole(snapshots) == [(5, 0), (4, 0)]
-    found, _ = recall(layout, snapshots, behind=0)
+    found, _ = newest_snapshot(layout, snapshots, behind=0)
     assert found is not None and (found.attempt, found.global_step, found.content.state_digest) == (0, 5, run.train_state.state_digest())
     digests, on = run.train_state.digests(), run.train(3)
     other = Run(kind, seed=99)
@@ -165,9 +165,9 @@ def test_a_death_while_a_snapshot_is_taken_leaves_the_one_before(
         trained(run, layout, strategy, 1, digests=True)
     monkeypatch.undo()
     assert whole(snapshots) == [(4, 0)]
-    found, forgone = recall(layout, snapshots, behind=0)
+    found, skipped = newest_snapshot(layout, snapshots, behind=0)
     lines = read_journal(layout.attempt(0).rank(0), RankLine).events
-    assert found is not None and forgone == () and found.content.state_digest == lines[-2].state_digest
+    assert found is not None and skipped == () and found.content.state_digest == lines[-2].state_digest
     assert lines[-1].global_step == 5
 
 
@@ -188,7 +188,7 @@ def test_a_state_that_has_grown_gets_a_larger_place(layout: RunLayout, snapshots
     strategy = strategy_of(larger, layout, snapshots, attempt=1)
     trained(larger, layout, strategy, 2, attempt=1)
     assert whole(snapshots) == [(10, 1), (9, 1)]
-    found, _ = recall(layout, snapshots, behind=0)
+    found, _ = newest_snapshot(layout, snapshots, behind=0)
     assert found is not None and found.content.state_digest == larger.train_state.state_digest()
     strategy.close()
 
@@ -208,9 +208,9 @@ def test_damaged_records_make_no_snapshot(layout: RunLayout, snapshots: Snapshot
 def test_where_the_ranks_log_their_state_a_flipped_bit_is_found(layout: RunLayout, snapshots: SnapshotPair) -> None:
     run = taken(layout, snapshots, digests=True)
     damage(snapshots, snapshots.whole()[0].number, place_of(snapshots, "parameters.first.weight"))
-    found, forgone = recall(layout, snapshots, behind=0)
+    found, skipped = newest_snapshot(layout, snapshots, behind=0)
     assert found is not None and found.global_step == 3
-    assert [(each.global_step, each.attempt, each.reason) for each in forgone] == [(4, 0, "its state is not the one that rank 0 logged")]
+    assert [(each.global_step, each.attempt, each.reason) for each in skipped] == [(4, 0, "its state is not the one that rank 0 logged")]
     assert whole(snapshots) == [(3, 0)], "what was refused must be written over first"
     assert run.global_step == 4
 
@@ -224,9 +224,9 @@ def test_a_state_that_is_not_finite_is_no_state_to_go_on_with(layout: RunLayout,
         run.model.last.weight[0, 0] = float("nan")
     trained(run, layout, strategy, 2)
     strategy.close()
-    found, forgone = recall(layout, snapshots, behind=0)
-    assert found is None and [each.global_step for each in forgone] == [4, 3]
-    assert forgone[0].reason == "parameters.last.weight holds a NaN or an infinity"
+    found, skipped = newest_snapshot(layout, snapshots, behind=0)
+    assert found is None and [each.global_step for each in skipped] == [4, 3]
+    assert skipped[0].reason == "parameters.last.weight holds a NaN or an infinity"
 
 
 def test_a_step_that_rank_0_never_logged_is_not_gone_on_with(layout: RunLayout, snapshots: SnapshotPair) -> None:
@@ -235,15 +235,15 @@ def test_a_step_that_rank_0_never_logged_is_not_gone_on_with(layout: RunLayout, 
     run.train(1)
     strategy.snapshot(run.progress())
     strategy.close()
-    found, forgone = recall(layout, snapshots, behind=0)
+    found, skipped = newest_snapshot(layout, snapshots, behind=0)
     assert found is not None and (found.global_step, found.attempt) == (4, 0)
-    assert [each.reason for each in forgone] == ["rank 0 logged no such step"]
+    assert [each.reason for each in skipped] == ["rank 0 logged no such step"]
 
 
 def test_what_changes_between_choice_and_load_is_not_loaded(layout: RunLayout, snapshots: SnapshotPair) -> None:
     """And not chosen again: an error that a restart cures."""
     taken(layout, snapshots)
-    found, _ = recall(layout, snapshots, behind=0)
+    found, _ = newest_snapshot(layout, snapshots, behind=0)
     assert found is not None
     damage(snapshots, snapshots.whole()[0].number, place_of(snapshots, "rng.rank0.torch"))
     with pytest.raises(EcrlError, match="not the one that was chosen") as raised:
@@ -275,10 +275,10 @@ def test_memory_saves_a_run_whose_every_checkpoint_is_damaged(layout: RunLayout,
     with pytest.raises(NoValidCheckpoint):
         choose(layout, store, (Attempt(0, 1, last_step=4),))
     choice = choose(layout, store, (Attempt(0, 1, last_step=4),), snapshots)
-    assert choice.recalled is not None and choice.recalled.global_step == 4
+    assert choice.snapshot is not None and choice.snapshot.global_step == 4
     assert [each.path for each in choice.rejected] == ["checkpoints/step_00000002"]
 
 
 def test_a_supervisor_that_has_just_begun_has_nothing_in_memory(layout: RunLayout, snapshots: SnapshotPair) -> None:
-    assert recall(layout, snapshots, behind=0) == (None, ())
+    assert newest_snapshot(layout, snapshots, behind=0) == (None, ())
     assert snapshots.free() == [0, 1]

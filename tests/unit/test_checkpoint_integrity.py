@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from ecrl_cli.checkpoint.format.manifest import components, make_commit, read_ma
 from ecrl_cli.checkpoint.format.names import COMMIT, LAYERS, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components
+from ecrl_cli.linux.unix_socket import bind
 from tests.unit.checkpoint_support import CONFIG, commit, flip, image, store_at
 
 
@@ -92,10 +92,7 @@ def replaced_by_fifo(path: Path) -> None:
 
 def replaced_by_socket(path: Path) -> None:
     path.unlink()
-    here = os.open(path.parent, os.O_RDONLY)
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(f"/proc/self/fd/{here}/{path.name}")
-    os.close(here)
+    bind(path).close()
 
 
 def replaced_by_folder(path: Path) -> None:

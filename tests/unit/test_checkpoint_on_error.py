@@ -12,10 +12,10 @@ import pytest
 
 from ecrl_cli.checkpoint.strategies.strategy import Strategy
 from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone
-from ecrl_cli.checkpoint.writer.protocol import listen
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.errors import StorageError
+from ecrl_cli.linux.unix_socket import listen
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import RankError

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
+from ecrl_cli.checkpoint.format.image import decode_parts, encode_parts
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.store.synthetic import synthetic_plan
-from ecrl_cli.checkpoint.writer.protocol import Channel, connect, decode_parts, encode_parts, listen
+from ecrl_cli.checkpoint.writer.protocol import Channel
 from ecrl_cli.checkpoint.writer.server import Writer, WriterConnection
+from ecrl_cli.linux.unix_socket import connect, listen
 from ecrl_cli.records.layout import RunLayout
 
 

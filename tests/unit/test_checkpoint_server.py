@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
-from ecrl_cli.checkpoint.format.image import CheckpointImage, ImagePlan
+from ecrl_cli.checkpoint.format.image import CheckpointImage, ImagePlan, encode_parts
 from ecrl_cli.checkpoint.format.manifest import components
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.store.synthetic import image_components, synthetic_image, synthetic_plan
-from ecrl_cli.checkpoint.writer.protocol import Channel, connect, encode_parts, listen
+from ecrl_cli.checkpoint.writer.protocol import Channel
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.identity import run_id
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
+from ecrl_cli.linux.unix_socket import connect, listen
 from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout

@@ -18,10 +18,11 @@ from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, save_and_rec
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.strategies.none import NoneStrategy
 from ecrl_cli.checkpoint.writer.client import WriterClient
-from ecrl_cli.checkpoint.writer.protocol import Channel, listen
+from ecrl_cli.checkpoint.writer.protocol import Channel
 from ecrl_cli.errors import EcrlError, StorageError
 from ecrl_cli.failures.injector import Injector
 from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.linux.unix_socket import listen
 from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout

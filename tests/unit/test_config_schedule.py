@@ -75,8 +75,8 @@ def test_an_arm_without_failures_has_no_steps() -> None:
 @pytest.mark.parametrize(
     ("line", "fact"),
     [
-        ("schedule=late failure=kill failure.steps=[5]", "schedule: late says when failures strike, and failure.steps is given"),
-        ("schedule=late failure=mtbf failure.mtbf_steps=9", "failure=mtbf says itself when it strikes"),
+        ("schedule=late failure=kill failure.steps=[5]", "schedule: late says when failures are injected, and failure.steps is given"),
+        ("schedule=late failure=mtbf failure.mtbf_steps=9", "failure=mtbf sets its own steps"),
         ("schedule=late schedule.at=[0.5,0.2]", "schedule.at: must be strictly increasing"),
         ("schedule=late schedule.at=[1.5]", "schedule.at: must be a finite number > 0 and < 1"),
         ("schedule=late schedule.at=[half]", "schedule.at: must be a number"),

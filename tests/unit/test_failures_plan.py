@@ -168,7 +168,7 @@ def test_a_rank_that_would_be_taken_for_hung_is_not_slow() -> None:
 @pytest.mark.parametrize(
     ("entry", "fact"),
     [
-        ("nan@9.optimizer", "nan does not strike at optimizer; it does at: forward"),
+        ("nan@9.optimizer", "nan cannot be injected at optimizer; it can at: forward"),
         ("kill@9/0.5", "kill at boundary has no share"),
         ("kill@9*3", "kill takes no time"),
         ("kill@9%half_part", "has no point of the store's protocol"),
@@ -177,8 +177,8 @@ def test_a_rank_that_would_be_taken_for_hung_is_not_slow() -> None:
         ("enospc@9%before_pointer", "nothing need be written behind point before_pointer"),
         ("eio@9%before_pointer", "needs no sync behind point before_pointer"),
         ("slow_disk@9%half_part", "slows down whole saves"),
-        ("writer@9:1", "writer strikes whoever writes, not rank 1"),
-        ("exit@9:1", "exit strikes rank 0 only"),
+        ("writer@9:1", "writer is injected into whoever writes, not rank 1"),
+        ("exit@9:1", "exit is injected into rank 0 only"),
         ("raise@9:0+1", "raise takes one rank alone"),
         ("kill@9.load:node", "supervision.launcher=torchrun only"),
         ("corrupt@19", "no earlier checkpoint to fall back to with checkpoint.every=10"),
@@ -293,7 +293,7 @@ def lossy(*entries: str, spares: int = 0, batch: int = 64, failure: FailureConfi
         (lossy("kill@40:1+2", "stop@50:1", "kill@60:3"), "the 3 ranks that failure 3 leaves"),
         (lossy("kill@40:1+2", "term@50", "kill@60:3"), "the 3 ranks that failure 3 leaves"),
         (lossy("kill@40:1+2", "readonly@50", "kill@60:3"), "the 3 ranks that failure 3 leaves"),
-        (lossy("kill@40:1+2", "kill@50:3"), "failure 2 strikes rank 3, and only 2 ranks are left at step 50; strike rank 0 to 1"),
+        (lossy("kill@40:1+2", "kill@50:3"), "failure 2 is injected into rank 3, and only 2 ranks are left at step 50; inject into rank 0 to 1"),
         (lossy("kill@3.5s:1"), "the 3 ranks that failure 1 leaves"),
         (lossy("kill@3.5s:1", "kill@4.5s:1", "kill@5.5s:1", batch=60), None),
         (lossy(failure=FailureConfig("mtbf", mtbf_steps=400.0)), "is not divisible by the 3 ranks"),

@@ -24,7 +24,7 @@ def test_the_citation_is_complete_and_of_this_version() -> None:
     assert (citation["cff-version"], citation["type"], citation["authors"]) == ("1.2.0", "software", PROJECT["authors"])
     assert str(citation["version"]) == __version__
     assert citation["license"] == PROJECT["license"]
-    assert (citation["url"], citation["repository-code"]) == (PROJECT["urls"]["Homepage"], PROJECT["urls"]["Repository"])
+    assert not {"url", "repository-code"} & set(citation), "optional, and there is no public address to cite yet"
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"## [{__version__}] - {citation['date-released']}\n" in changelog and "## [Unreleased]\n" in changelog
 

@@ -202,9 +202,9 @@ def test_two_supervisors_are_on_one_clock_even_if_their_boots_overlap() -> None:
     assert [(rate.start, rate.end, rate.tps) for rate in found] == [(0, 5, 0.2), (5, 10, 0.2), (10, 14, 0.25), (14, 18, 0.25)]
 
 
-def test_the_report_draws_it_under_the_runs_timeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("undrawn")
+def test_the_report_draws_it_under_the_runs_timeline(tmp_path: Path) -> None:
     """Torn lines, in the middle and at the end, cost only themselves."""
-    monkeypatch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
     plan = Plan("ref", kills=())
     saves = sum(each.event == "committed" for lines in Simulation(plan).saves.values() for each in lines)
     run = make_run(tmp_path / "run", plan)

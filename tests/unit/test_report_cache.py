@@ -71,8 +71,8 @@ def test_faked_metrics_reach_nothing_that_is_shown(sweep: Path, name: str) -> No
     assert (run.verdict.status, run.verdict.why) == ("missing", "records changed since")
 
 
-def test_a_fake_is_named_with_both_values_and_fails_its_suite(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
+@pytest.mark.usefixtures("undrawn")
+def test_a_fake_is_named_with_both_values_and_fails_its_suite(sweep: Path) -> None:
     goodput = metrics_document(load(RunLayout(sweep / "blk")))["goodput"]
     edit_json(RunLayout(sweep / "blk").metrics, lambda m: m | {"goodput": 987654.25})
     result = report([sweep])
@@ -164,8 +164,8 @@ def test_a_copy_keeps_its_verdict(sweep: Path, tmp_path: Path) -> None:
     assert read(tmp_path / "copy" / "blk").verdict.status == "valid"
 
 
-def test_the_same_run_twice_is_one_run(sweep: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
+@pytest.mark.usefixtures("undrawn")
+def test_the_same_run_twice_is_one_run(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(4):
         for name in ("ref", "blk"):
             shutil.copytree(sweep / name, sweep / f"more{number}" / name)

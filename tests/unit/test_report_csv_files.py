@@ -19,12 +19,6 @@ from tests.unit.report_runs import Plan, Simulation, arms, edit, make_run, make_
 SEEDS = (1337, 2027, 4242)
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures take most of the time and add nothing to a table."""
-    monkeypatch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
-
-
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))

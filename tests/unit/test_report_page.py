@@ -43,12 +43,6 @@ def page_of(folder: Path) -> Page:
     return Page(report([folder]).page.read_text(encoding="utf-8"))
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures take most of the time."""
-    monkeypatch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
-
-
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Page:
     """The report on the four arms of a cell."""

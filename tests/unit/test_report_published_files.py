@@ -35,12 +35,6 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return matrix(tmp_path_factory.mktemp("matrix") / "sweep", (BASE, LATE))
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures take most of the time and add nothing to an artifact."""
-    monkeypatch.setattr("ecrl_cli.replication.report.publication.published_pictures", lambda found: ())
-
-
 @pytest.fixture(scope="module")
 def published(sweep: Path) -> Publication:
     return publication(read(sweep))

@@ -85,13 +85,6 @@ def make_study(folder: Path, found: Findings | None = None, of: StudyConfig | No
     return folder
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures take most of the time and add nothing to a table."""
-    monkeypatch.setattr("ecrl_cli.report.build.study_pictures", lambda study: [])
-    monkeypatch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
-
-
 def text_of(page: Path) -> str:
     return " ".join(Page(page.read_text()).text.split())
 

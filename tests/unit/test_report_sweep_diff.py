@@ -120,8 +120,8 @@ def test_a_refusal_is_one_line_and_writes_nothing(tmp_path: Path, capsys: pytest
     assert not (tmp_path / "mine" / "report").exists()
 
 
-def test_the_report_has_its_files_and_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
+@pytest.mark.usefixtures("undrawn")
+def test_the_report_has_its_files_and_its_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_sweep(tmp_path / "a" / "exp", arms())
     make_sweep(tmp_path / "b" / "exp", arms())
     assert report([str(tmp_path / "a" / "exp"), "--against", str(tmp_path / "b" / "exp"), "--out", str(tmp_path / "out")]) == 0

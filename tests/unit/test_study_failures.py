@@ -196,19 +196,19 @@ def test_what_a_run_leaves_behind_does_not_outlive_it(tmp_path: Path, monkeypatc
     assert remaining(tmp_path / "real" / "run") == [] and left[0].wait(120) is not None
 
 
-def test_a_failure_counts_once_all_of_it_has_struck() -> None:
+def test_a_failure_counts_once_all_of_it_was_injected() -> None:
     """`corrupt` stands for two entries of the plan: the kill, and the damage."""
     config = build(PLAIN.keys(("corrupt@8", "kill@9:1")))
-    assert [named for named, _ in training_study.struck(config, ())] == [["corrupt", "boundary"], ["kill", "boundary"]]
-    assert [done for _, done in training_study.struck(config, {0, 2})] == [False, True]
-    assert [done for _, done in training_study.struck(config, {0, 1})] == [True, False]
-    assert training_study.struck(build(PLAIN.reference), ()) == []
+    assert [named for named, _ in training_study.injected_entries(config, ())] == [["corrupt", "boundary"], ["kill", "boundary"]]
+    assert [done for _, done in training_study.injected_entries(config, {0, 2})] == [False, True]
+    assert [done for _, done in training_study.injected_entries(config, {0, 1})] == [True, False]
+    assert training_study.injected_entries(build(PLAIN.reference), ()) == []
 
 
-def test_a_run_in_which_not_all_struck_is_idle() -> None:
+def test_a_run_without_all_its_failures_is_idle() -> None:
     verdict = Verdict("run", "1", "reference", (Finding("exactly-once", VALID_STATUS, "kept"),))
     found = Run(fired=[["kill", "backward"]], digests="a")
-    assert training_study._outcome(found, verdict, "a", 2) == ("idle", "1 of 2 failures struck")
+    assert training_study._outcome(found, verdict, "a", 2) == ("idle", "1 of 2 failures were injected")
     assert training_study._outcome(found, verdict, "a", 1) == ("valid", "")
 
 
@@ -282,7 +282,7 @@ def test_what_was_tried_is_told() -> None:
     assert "Nothing was lost" in notes and "A run took 0.5 s in the middle and 0.5 s at most" in notes
     assert "Nothing was lost" not in "\n".join(findings(Failures(), [replace(RUN, found=VALID | BAD)]).notes)
     assert [who(entry) for entry in ("kill@4:0", "kill@4:1", "kill@4:0+1", "kill@4:all", "writer@4%before_rename")] == [
-        *("rank 0", "another rank", "two ranks", "all ranks", "what its kind strikes")
+        *("rank 0", "another rank", "two ranks", "all ranks", "the target of its kind")
     ]
 
 

@@ -26,7 +26,7 @@ from ecrl_cli.studies.frame.study import Record, Results, StudyContext
 from ecrl_cli.studies.mutants.recovery import LIVE_BUGS
 from ecrl_cli.studies.training import live_invariants, training_study
 from ecrl_cli.studies.training.live import STUDY, TARGET, LiveRunSpec, of_facts, present
-from ecrl_cli.studies.training.live_invariants import AttemptHistory, Blow, Story
+from ecrl_cli.studies.training.live_invariants import AttemptHistory, FaultEffect, RunHistory
 from ecrl_cli.studies.training.live_oracle import can_tell, foretold
 from tests.unit.test_study_failures import failed
 
@@ -81,11 +81,11 @@ def line(rank: int, step: int, attempt: int, digest: str, world_size: int = 3) -
     return RankLine(step, 0, step - 1, rank, world_size, "", 0, 0.5, attempt, 0.1, 0.0, 0.0, state_digest=digest)
 
 
-def story() -> Story:
+def history() -> RunHistory:
     """Of three ranks rank 1 is killed in the backward pass of step 2, behind the first of two buckets; the others finish it and do step 3."""
     config = build(COURSE.keys(("kill@2.backward/0.5:1",)))
     planned = PlannedFailure(0, "kill", 1, 2, "backward", share=0.5)
-    blow = Blow(planned, InjectedFault(0, "kill", 1, 2, 0, 0.0, 0.0, 2), frozenset((1,)))
+    fault = FaultEffect(planned, InjectedFault(0, "kill", 1, 2, 0, 0.0, 0.0, 2), frozenset((1,)))
     redone = (RedoneStep(2, 1, 2, (1,), (0, 2), 0.0),)
     spoken = {rank: Spoken(2, 0, rank, (0, 2), redone, (("last",), ("first", "second")), "two", 0.0, 0.0) for rank in (0, 2)}
     lines = {rank: (line(rank, 1, 0, "one"), line(rank, 2, 0, "two")) for rank in (0, 2)} | {1: (line(1, 1, 0, "one"),)}
@@ -94,84 +94,84 @@ def story() -> Story:
         Attempt(1, 2, outcome="completed", resumed_from_step=2, continues=0, memory="survivors", origins=(0, 2)),
     )
     later = AttemptHistory(attempts[1], {rank: (line(rank, 3, 1, "three", 2),) for rank in (0, 1)}, {}, {}, ())
-    told = Story(config, 1797, (AttemptHistory(attempts[0], lines, spoken, {}, (blow,)), later))
+    told = RunHistory(config, 1797, (AttemptHistory(attempts[0], lines, spoken, {}, (fault,)), later))
     lost = LostSamples(2, "lost", tuple(map(int, told.shard(2, 1, 3))), ("first", "second"), (1,), "lossy_forward")
     return retold(told, lost_samples={0: (lost,), 2: (lost,)})
 
 
-def retold(told: Story, number: int = 0, **changes: Any) -> Story:
-    """With another chapter `number`."""
-    chapters = list(told.chapters)
-    chapters[number] = replace(chapters[number], **changes)
-    return replace(told, chapters=tuple(chapters))
+def retold(told: RunHistory, number: int = 0, **changes: Any) -> RunHistory:
+    """With another logs `number`."""
+    attempts = list(told.attempts)
+    attempts[number] = replace(attempts[number], **changes)
+    return replace(told, attempts=tuple(attempts))
 
 
 def test_a_run_that_is_well_is_found_well() -> None:
-    assert {name: asked(story()) for name, asked in live_invariants.LOOKS.items()} == {"apart": "", "restarted": "", "ledger": ""}
+    assert {name: asked(history()) for name, asked in live_invariants.LOOKS.items()} == {"apart": "", "restarted": "", "ledger": ""}
 
 
-def spoken(told: Story, rank: int, **changes: Any) -> Story:
-    said = dict(told.chapters[0].survivor_reports)
+def spoken(told: RunHistory, rank: int, **changes: Any) -> RunHistory:
+    said = dict(told.attempts[0].survivor_reports)
     return retold(told, survivor_reports=said | {rank: replace(said[rank], **changes)})
 
 
 def test_survivors_that_are_not_alike_are_apart() -> None:
-    told, lines = story(), story().chapters[0].lines
+    told, lines = history(), history().attempts[0].lines
     assert "differ behind step 2" in live_invariants.apart(retold(told, lines=lines | {2: (lines[2][0], line(2, 2, 0, "other"))}))
     assert "state_digest" in live_invariants.apart(spoken(told, 2, state_digest="other"))
     assert "alive" in live_invariants.apart(spoken(told, 2, alive=(0, 1, 2)))
     assert "redone" in live_invariants.apart(spoken(told, 0, redone=()))
     assert "logged" in live_invariants.apart(spoken(spoken(told, 0, state_digest="rote"), 2, state_digest="rote")), "alike, and not what was logged"
-    assert "left no survivor report" in live_invariants.apart(retold(told, survivor_reports={0: told.chapters[0].survivor_reports[0]}))
-    assert "was struck and went on" in live_invariants.apart(retold(told, blows=(replace(told.chapters[0].blows[0], ranks=frozenset((2,))),)))
-    late = replace(told.chapters[1].attempt, resumed_from_step=1)
+    assert "left no survivor report" in live_invariants.apart(retold(told, survivor_reports={0: told.attempts[0].survivor_reports[0]}))
+    assert "was killed and went on" in live_invariants.apart(retold(told, faults=(replace(told.attempts[0].faults[0], ranks=frozenset((2,))),)))
+    late = replace(told.attempts[1].attempt, resumed_from_step=1)
     assert "goes on behind step 1" in live_invariants.apart(retold(told, 1, attempt=late))
 
 
 def test_what_goes_back_to_a_checkpoint_need_not_say_what_state_it_gives_up() -> None:
-    told = spoken(spoken(story(), 0, state_digest=""), 2, state_digest="")
+    told = spoken(spoken(history(), 0, state_digest=""), 2, state_digest="")
     back = replace(told, config=replace(told.config, recovery=replace(told.config.recovery, name="checkpoint_restart")))
     assert "logged" in live_invariants.apart(told) and live_invariants.apart(back) == ""
 
 
-def anew(told: Story, outcome: str = "died") -> Story:
+def anew(told: RunHistory, outcome: str = "died") -> RunHistory:
     """All began anew from a checkpoint."""
-    told = retold(told, attempt=replace(told.chapters[0].attempt, outcome=outcome))
+    told = retold(told, attempt=replace(told.attempts[0].attempt, outcome=outcome))
     after = Attempt(1, 3, outcome="completed", resumed_from=ResumedFrom("checkpoints/step_00000001", "0"), resumed_from_step=1)
     return retold(told, 1, attempt=after)
 
 
 def test_a_restart_is_excused_only_where_nobody_could_go_on() -> None:
-    told = anew(story())
+    told = anew(history())
     assert "ranks [0, 2] were left" in live_invariants.restarted(told)
-    assert "ranks [0, 2] were left" in live_invariants.restarted(anew(story(), "hung"))
-    every = replace(told.chapters[0].blows[0], ranks=frozenset((0, 1, 2)))
-    assert live_invariants.restarted(retold(told, blows=(every,))) == "", "nobody was left"
+    assert "ranks [0, 2] were left" in live_invariants.restarted(anew(history(), "hung"))
+    every = replace(told.attempts[0].faults[0], ranks=frozenset((0, 1, 2)))
+    assert live_invariants.restarted(retold(told, faults=(every,))) == "", "nobody was left"
     odd = replace(told, config=replace(told.config, global_batch=141))
     assert live_invariants.restarted(odd) == "", "two do not share 141 samples"
     assert live_invariants.restarted(replace(told, config=build(LiveRunSpec("checkpoint_restart", 3, 1, "none", 0.0).keys()))) == ""
     back = build(LiveRunSpec("immediate_rollback", 3, 1, "none", 0.0).keys())
     assert live_invariants.restarted(replace(told, config=back)), "one spare was enough"
-    two = replace(told.chapters[0].blows[0], ranks=frozenset((0, 1)))
-    assert live_invariants.restarted(retold(replace(told, config=back), blows=(two,))) == "", "one spare for two"
-    taken = replace(told.chapters[0].attempt, memory="survivors", joined=(2,), origins=(0, 1, 2))
+    two = replace(told.attempts[0].faults[0], ranks=frozenset((0, 1)))
+    assert live_invariants.restarted(retold(replace(told, config=back), faults=(two,))) == "", "one spare for two"
+    taken = replace(told.attempts[0].attempt, memory="survivors", joined=(2,), origins=(0, 1, 2))
     assert live_invariants.restarted(retold(replace(told, config=back), attempt=taken)) == "", "the spare's successor need not be ready"
-    counted = retold(story(), attempt=replace(story().chapters[0].attempt, outcome="died"))
+    counted = retold(history(), attempt=replace(history().attempts[0].attempt, outcome="died"))
     assert "ended as died, and its ranks went on" in live_invariants.restarted(counted)
 
 
 def test_who_died_while_it_started_leaves_those_who_hold_the_state() -> None:
     """Rank 1 is a newcomer that has not been given the state when rank 0 and 2, who have it, die."""
-    told = anew(story())
-    attempt = replace(told.chapters[0].attempt, joined=(1,), memory="survivors", origins=(0, 1, 2))
-    loading = replace(told.chapters[0].blows[0], planned=PlannedFailure(0, "kill", 0, 2, "load"), ranks=frozenset((0, 2)))
-    assert live_invariants.restarted(retold(told, attempt=attempt, blows=(loading,))) == ""
-    assert live_invariants.restarted(retold(told, attempt=attempt, blows=(replace(loading, ranks=frozenset((0,))),))), "rank 2 has it"
+    told = anew(history())
+    attempt = replace(told.attempts[0].attempt, joined=(1,), memory="survivors", origins=(0, 1, 2))
+    loading = replace(told.attempts[0].faults[0], planned=PlannedFailure(0, "kill", 0, 2, "load"), ranks=frozenset((0, 2)))
+    assert live_invariants.restarted(retold(told, attempt=attempt, faults=(loading,))) == ""
+    assert live_invariants.restarted(retold(told, attempt=attempt, faults=(replace(loading, ranks=frozenset((0,))),))), "rank 2 has it"
 
 
 def test_a_false_lost_samples_record_is_found() -> None:
-    told = story()
-    (lost,) = told.chapters[0].lost_samples[0]
+    told = history()
+    (lost,) = told.attempts[0].lost_samples[0]
     fewer, more = replace(lost, samples=lost.samples[:-1]), replace(lost, layers=(*lost.layers, "last"))
     assert "was lost and is not on record (2 like it)" in live_invariants.lost_samples(retold(told, lost_samples=dict.fromkeys((0, 2), (fewer,))))
     assert "is on record as lost and was not" in live_invariants.lost_samples(retold(told, lost_samples=dict.fromkeys((0, 2), (more,))))
@@ -181,31 +181,31 @@ def test_a_false_lost_samples_record_is_found() -> None:
 
 
 def test_who_dies_in_backward_cannot_have_contributed_whatever_is_said() -> None:
-    told = retold(story(), lost_samples={})
-    said = {rank: replace(each, redone=(), layers=()) for rank, each in told.chapters[0].survivor_reports.items()}
+    told = retold(history(), lost_samples={})
+    said = {rank: replace(each, redone=(), layers=()) for rank, each in told.attempts[0].survivor_reports.items()}
     assert "cannot have been applied" in live_invariants.lost_samples(retold(told, survivor_reports=said))
-    late = Blow(PlannedFailure(0, "kill", 1, 2, "optimizer", share=0.5), told.chapters[0].blows[0].fired, frozenset((1,)))
-    assert live_invariants.lost_samples(retold(told, survivor_reports=said, blows=(late,))) == "", "its gradients were with all"
+    late = FaultEffect(PlannedFailure(0, "kill", 1, 2, "optimizer", share=0.5), told.attempts[0].faults[0].fired, frozenset((1,)))
+    assert live_invariants.lost_samples(retold(told, survivor_reports=said, faults=(late,))) == "", "its gradients were with all"
 
 
 def test_where_two_ranks_end_is_foretold_and_depends_on_who_contributed() -> None:
-    told = story()
+    told = history()
     config = build(replace(COURSE, world_size=2, dropout=0.2).keys(("kill@2.backward/0.5:1",)))
-    before, after = told.chapters
+    before, after = told.attempts
     lines = {0: (line(0, 1, 0, ""), line(0, 2, 0, ""))}
     names = (("11.weight", "11.bias"), ("0.weight",))
     spoken = {0: replace(before.survivor_reports[0], redone=(RedoneStep(2, 1, 2, (1,), (0,), 0.0),), layers=names)}
     two = replace(
-        told, config=config, chapters=(replace(before, attempt=replace(before.attempt, world_size=2), lines=lines, survivor_reports=spoken),)
+        told, config=config, attempts=(replace(before, attempt=replace(before.attempt, world_size=2), lines=lines, survivor_reports=spoken),)
     )
     last = AttemptHistory(replace(after.attempt, world_size=1, origins=(0,)), {0: (line(0, 3, 1, ""),)}, {}, {}, ())
-    two = replace(two, chapters=(*two.chapters, last))
+    two = replace(two, attempts=(*two.attempts, last))
     assert can_tell(two) and not can_tell(told)
     other = {0: replace(spoken[0], redone=(RedoneStep(2, 0, 2, (1,), (0,), 0.0),))}
     assert foretold(two) != foretold(retold(two, survivor_reports=other))
-    led = replace(two.chapters[1], attempt=replace(after.attempt, world_size=1, origins=(1,)))
+    led = replace(two.attempts[1], attempt=replace(after.attempt, world_size=1, origins=(1,)))
     gone = {1: replace(spoken[0], rank=1, redone=(RedoneStep(2, 2, 2, (0,), (1,), 0.0),))}
-    nobody_says = retold(replace(two, chapters=(two.chapters[0], led)), survivor_reports=gone)
+    nobody_says = retold(replace(two, attempts=(two.attempts[0], led)), survivor_reports=gone)
     assert len(foretold(nobody_says)) == 2, "the buffers are the dead leader's, or the survivor's"
 
 

@@ -37,7 +37,7 @@ def deterministic(references: list[Judged]) -> Finding:
         if differs:
             step = min(differs)
             usual = "usual causes: threads, cuDNN's choice of kernels, an unseeded sampler or worker, time in the data"
-            said = f"two undisturbed runs differ from step {step} on, first in {differs[step][0]}: a struck run cannot be told from that"
+            said = f"two undisturbed runs differ from step {step} on, first in {differs[step][0]}: the effect of a failure cannot be told from that"
             return Finding(promise, UNKNOWN, said, other.arm.name, step, (usual,))
         if first.path.last != other.path.last:
             said = f"two undisturbed runs did {first.path.last} and {other.path.last} steps"

@@ -15,7 +15,7 @@ def compare_states(one: Path, other: Path) -> tuple[list[str], bool]:
     left, right = _flat(_load(one)), _flat(_load(other))
     lines = [f"only in {one}: {name}" for name in sorted(left.keys() - right.keys())]
     lines += [f"only in {other}: {name}" for name in sorted(right.keys() - left.keys())]
-    lines += [f"{name}: {said}" for name in sorted(left.keys() & right.keys()) if (said := _difference(left[name], right[name]))]
+    lines += [f"{name}: {difference}" for name in sorted(left.keys() & right.keys()) if (difference := _difference(left[name], right[name]))]
     same = len(left.keys() & right.keys())
     if not lines:
         return [f"equal: {same} values, bit for bit"], True

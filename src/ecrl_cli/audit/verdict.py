@@ -108,19 +108,20 @@ def _verdict(findings: list[Finding], troubles: tuple[str, ...], arms: list[Judg
     missing = [f for f in findings if f.status == NOT_CHECKED and f.promise in REQUIRED and not (f.promise != "exactly once" and f.arm in resized)]
     if broken:
         first = min(broken, key=lambda finding: (_cause(finding), finding.step or 0))
-        status, said = "invalid", first.message
+        status, diagnosis = "invalid", first.message
     elif troubles:
-        status, said = "unknown", f"the recorder could not see everything: {troubles[0]}"
+        status, diagnosis = "unknown", f"the recorder could not see everything: {troubles[0]}"
     elif open_ones:
-        status, said = "unknown", open_ones[0].message
+        status, diagnosis = "unknown", open_ones[0].message
     elif missing or not arms:
-        status, said = "unknown", missing[0].promise + " was not checked: " + missing[0].message if missing else "no struck run is on record"
+        status = "unknown"
+        diagnosis = f"{missing[0].promise} was not checked: {missing[0].message}" if missing else "no run with failures is on record"
     else:
         exact = len(arms) - len(resized)
-        said = f"{exact} struck runs came back bit for bit" if exact else ""
-        said += f"{' and ' if said else ''}{len(resized)} with another number of processes, with the same samples and state" if resized else ""
-        status = "valid"
-    return AuditVerdict(status, said, tuple(findings), troubles, tuple(arms), tuple(references))
+        parts = [f"{exact} runs with failures ended bit for bit as the undisturbed one"] if exact else []
+        parts += [f"{len(resized)} with another number of processes, with the same samples and state"] if resized else []
+        status, diagnosis = "valid", " and ".join(parts)
+    return AuditVerdict(status, diagnosis, tuple(findings), troubles, tuple(arms), tuple(references))
 
 
 def _cause(finding: Finding) -> int:

@@ -76,14 +76,14 @@ Examples
   ecrl verify outputs/digits-cnn-blk-s1337-0123abcd
   ecrl verify outputs/quickstart --json
   ecrl verify RUN --reference REFERENCE_RUN
-  ecrl verify RUN --with-reference           train the undisturbed run that a struck one lacks, then judge
+  ecrl verify RUN --with-reference           train the missing undisturbed run, then judge
   ecrl verify RUN --scrub                    the run, and its checkpoints
   ecrl verify RUN/checkpoints
   ecrl verify /backup/step_00000050 --repair repaired
 
   --seal-key FILE    every run must be sealed and signed with the key in FILE; else the one of its seal.key_file is used, where it is there
   --reference DIR    hold the runs against this one; without it against undisturbed runs beside them, and in references/ there
-  --with-reference   a struck run is unknown where no undisturbed one vouches for it: train that one first. What it may take is said before.
+  --with-reference   a run with failures is unknown without an undisturbed one: train that one first. Its time is estimated before.
   --scrub            scrub the checkpoints of the runs too
   --sample N         look at N checkpoints (the newest, others evenly spread); one bad one, and all are looked at
   --deep             digest each tensor as well: twice the time. Without it the file's SHA-256 stands for its tensors: bytes that match the

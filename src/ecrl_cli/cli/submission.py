@@ -90,8 +90,8 @@ def _executor(launcher: Any) -> Any:
 
 def slurm_settings(settings: Mapping[str, Any], nodes: int, spare: bool) -> dict[str, Any]:
     """The plugin's settings for jobs of `nodes` nodes: the allocation has them all; the job's one task, the supervisor, runs on the first."""
-    asked = max(nodes, settings["nodes"])
-    options = {"nodes": asked, **({"no-kill": True} if spare else {}), **dict(settings["additional_parameters"] or {})}
+    count = max(nodes, settings["nodes"])
+    options = {"nodes": count, **({"no-kill": True} if spare else {}), **dict(settings["additional_parameters"] or {})}
     first = ["--nodes=1", "--ntasks=1", "--overlap"]
     return {**settings, "nodes": 1, "additional_parameters": options, "srun_args": first}
 
@@ -158,11 +158,11 @@ def standing(layout: RunLayout) -> RunResult | None:
 
 def outcome(layout: RunLayout, reason: str) -> RunResult:
     """The run's state once its job is no longer waited for. `reason`: the launcher's error, if it gave one."""
-    said = recorded(layout)
-    if said is None or said == AT_WORK:
-        silent = _NOT_BEGUN if said is None else _SILENT
+    record = recorded(layout)
+    if record is None or record == AT_WORK:
+        silent = _NOT_BEGUN if record is None else _SILENT
         return _under_way(layout) or replace(silent, reason=reason or silent.reason)
-    return said
+    return record
 
 
 def _under_way(layout: RunLayout) -> RunResult | None:
@@ -216,7 +216,7 @@ class ManifestUpdater:
 
     def _follow(self) -> None:
         while not self._over.wait(LOOK_EVERY_S):
-            self.show({name: said for name, layout in self._layouts.items() if (said := recorded(layout))})
+            self.show({name: record for name, layout in self._layouts.items() if (record := recorded(layout))})
 
 
 def remember(layout: RunLayout, job_id: str) -> None:
@@ -231,9 +231,9 @@ def queued(layout: RunLayout) -> bool:
     """
     try:
         job = read_json(layout.job)["job_id"]
-        asked = subprocess.run(
+        squeue = subprocess.run(
             ["squeue", "-h", "-j", str(job), "-o", "%T"], capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=ANSWERS_WITHIN_S
         )
     except (OSError, EcrlError, KeyError, TypeError, subprocess.TimeoutExpired):
         return False
-    return asked.returncode == 0 and bool(asked.stdout.strip())
+    return squeue.returncode == 0 and bool(squeue.stdout.strip())

@@ -54,13 +54,13 @@ def attend(layout: RunLayout, config: RunConfig) -> RunResult:
             record(layout, AT_WORK)
     except RunHeld as error:
         return RunResult(error.exit_code, "running", error.line())
-    with preemption() as asked:
+    with preemption() as preempted:
         result = _run(layout, config)
         record(layout, result)
         if result.reason.startswith(f"E-{REQUEUED} ") or (result.exit_code and requeued()):
             sys.exit(result.exit_code)  # a return value would end the job for those who wait for it, and it has been requeued
-    if asked.by and result.exit_code:
-        signal.raise_signal(asked.by)  # the run has stopped: now submitit may checkpoint the job and requeue it
+    if preempted.by and result.exit_code:
+        signal.raise_signal(preempted.by)  # the run has stopped: now submitit may checkpoint the job and requeue it
     return result
 
 
@@ -88,15 +88,15 @@ class PreemptionRequest:
 @contextmanager
 def preemption() -> Iterator[PreemptionRequest]:
     """While entered, submitit's preemption signal (timeout, or another job has priority) stops the run gracefully."""
-    asked, number = PreemptionRequest(), getattr(signal, f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}")
+    request, number = PreemptionRequest(), getattr(signal, f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}")
 
     def stop(received: int, frame: FrameType | None) -> None:
-        asked.by = received
+        request.by = received
         signal.raise_signal(signal.SIGTERM)  # handled by the supervisor; where none runs yet, submitit's handler ignores it
 
     before = signal.signal(number, stop)
     try:
-        yield asked
+        yield request
     finally:
         signal.signal(number, before)
 

@@ -38,8 +38,8 @@ def apply_schedule(config: RunConfig, typed: frozenset[str]) -> RunConfig:
         return replace(config, failure=FailureConfig()) if none else config
     if "failure.steps" in typed or failure.kind in _WITHOUT_STEPS:
         if chosen:
-            what = "failure.steps is given" if "failure.steps" in typed else f"failure={failure.kind} says itself when it strikes"
-            raise ConfigError("schedule", f"{schedule.name} says when failures strike, and {what}", "leave one of them out")
+            what = "failure.steps is given" if "failure.steps" in typed else f"failure={failure.kind} sets its own steps"
+            raise ConfigError("schedule", f"{schedule.name} says when failures are injected, and {what}", "leave one of them out")
         return replace(config, schedule=ScheduleConfig())
     kind = failure.kind
     if kind == "none" and not typed & {"failure", "failure.kind"}:

@@ -82,7 +82,7 @@ class SaveInProgress(Protocol):
 
 @dataclass(frozen=True)
 class BetweenAttempts:
-    """Arguments of `strike_at_rest`. `seed`: of this entry. `chooses`: whether the next attempt resumes from a checkpoint."""
+    """Arguments of `inject_at_rest`. `seed`: of this entry. `chooses`: whether the next attempt resumes from a checkpoint."""
 
     root: Path
     store: CheckpointStore
@@ -90,7 +90,7 @@ class BetweenAttempts:
     chooses: bool
 
 
-class Strike(NamedTuple):
+class PreparedFault(NamedTuple):
     """An injection between two attempts: `detail` is recorded, then `inject` is called."""
 
     detail: str
@@ -228,9 +228,9 @@ class FaultKind:
         del save
         self.inject(context)
 
-    def strike_at_rest(self, between: BetweenAttempts) -> Strike | None:
+    def inject_at_rest(self, between: BetweenAttempts) -> PreparedFault | None:
         """The injection for the supervisor to do between two attempts; None: not yet. For moment `rest`."""
-        raise NotImplementedError(f"{self.name} does not strike at rest")
+        raise NotImplementedError(f"{self.name} cannot be injected at rest")
 
     # Verification.
 

@@ -60,7 +60,7 @@ class FaultyRunStore(CheckpointStore):
         self._slow = max(0, self._slow - 1)
         self._entry = next((entry for entry in self._left if entry.global_step <= image.stamp.global_step), None)
         if self._entry and not self._entry.point:
-            self._strike(self._entry)
+            self._inject(self._entry)
         if not self._slow:
             self._faulty.delay_s = 0.0
         return super().save(image, attempt)
@@ -68,9 +68,9 @@ class FaultyRunStore(CheckpointStore):
     def _reached(self, point: str) -> None:
         entry = self._entry
         if entry and entry.point and (point == entry.point or point.startswith(f"{entry.point}:")):
-            self._strike(entry)
+            self._inject(entry)
 
-    def _strike(self, entry: PlannedFailure) -> None:
+    def _inject(self, entry: PlannedFailure) -> None:
         self._entry = None
         self._left.remove(entry)
         step, attempt = self._saving

@@ -47,7 +47,7 @@ class Injector:
         """Injects before torch is imported (start), before the rendezvous, or before the state is loaded (load)."""
         for entry in self._starting:
             if entry.moment == moment and order.max_step_seen >= entry.global_step:
-                self._strike(entry, order.resume_step)
+                self._inject(entry, order.resume_step)
 
     def attach(self, model: Any, optimizer: Any, train_state: Any) -> None:
         """Sets the objects that hooks are attached to: the unwrapped model, its optimizer, the captured state."""
@@ -75,12 +75,12 @@ class Injector:
         for entry, armed in late:
             if armed.waiting:
                 armed.disarm()
-                self._strike(entry, global_step)
+                self._inject(entry, global_step)
         for entry in [each for each in self._boundary if each.global_step == global_step]:
             if fault_kind(entry.kind).flushes:
                 flush()
             if entry.rank == self._rank:
-                self._strike(entry, global_step)
+                self._inject(entry, global_step)
 
     def disarm(self) -> None:
         """Removes all hooks: the rank leaves the attempt, and its model is used in the next one."""
@@ -89,7 +89,7 @@ class Injector:
         self._armed = []
 
     def _arm(self, entry: PlannedFailure, global_step: int) -> None:
-        kind, armed = fault_kind(entry.kind), ArmedFault(partial(self._strike, entry, global_step))
+        kind, armed = fault_kind(entry.kind), ArmedFault(partial(self._inject, entry, global_step))
         self._armed.append((entry, armed))
         if entry.moment == "capture":
             in_capture(armed, self._train_state)
@@ -102,7 +102,7 @@ class Injector:
         else:
             in_forward(armed, self._model, entry.share)
 
-    def _strike(self, entry: PlannedFailure, at_step: int, output: Any = None) -> Any:
+    def _inject(self, entry: PlannedFailure, at_step: int, output: Any = None) -> Any:
         """Claims the entry and injects it; does nothing if another process or attempt has claimed it."""
         fired = InjectedFault(entry.index, entry.kind, self._rank, entry.global_step, self._attempt, monotonic(), wall(), at_step)
         if entry.index in self._claimed or claim(self._layout, fired):
@@ -125,7 +125,7 @@ class ArmedFault:
     def hold(self, handle: Handle) -> None:
         self._handles.append(handle)
 
-    def strike(self, output: Any = None) -> Any:
+    def fire(self, output: Any = None) -> Any:
         if not self.waiting:
             return None
         self.disarm()
@@ -142,13 +142,13 @@ def in_forward(armed: ArmedFault, model: Any, share: float) -> None:
     """After the forward of the module `share` of the way through the model, or of a later one called first; at the latest, after the model's."""
     leaves = [module for module in model.modules() if not any(True for _ in module.children())]
     for module in leaves[math.floor(share * len(leaves)) :]:
-        armed.hold(module.register_forward_hook(lambda module, given, output: armed.strike()))
-    armed.hold(model.register_forward_hook(lambda module, given, output: armed.strike()))
+        armed.hold(module.register_forward_hook(lambda module, given, output: armed.fire()))
+    armed.hold(model.register_forward_hook(lambda module, given, output: armed.fire()))
 
 
 def on_output(armed: ArmedFault, model: Any) -> None:
     """After the model's forward; the result of the injection replaces its output."""
-    armed.hold(model.register_forward_hook(lambda module, given, output: armed.strike(output)))
+    armed.hold(model.register_forward_hook(lambda module, given, output: armed.fire(output)))
 
 
 def in_backward(armed: ArmedFault, model: Any, optimizer: Any, share: float) -> None:
@@ -160,11 +160,11 @@ def in_backward(armed: ArmedFault, model: Any, optimizer: Any, share: float) -> 
         nonlocal left
         left -= 1
         if left <= 0:
-            armed.strike()
+            armed.fire()
 
     for parameter in parameters:
         armed.hold(parameter.register_post_accumulate_grad_hook(count))
-    armed.hold(optimizer.register_step_pre_hook(lambda *given: armed.strike()))
+    armed.hold(optimizer.register_step_pre_hook(lambda *given: armed.fire()))
 
 
 def in_update(armed: ArmedFault, optimizer: Any, share: float) -> None:
@@ -178,7 +178,7 @@ def in_update(armed: ArmedFault, optimizer: Any, share: float) -> None:
             left -= len(parameters)
 
     armed.hold(optimizer.register_step_pre_hook(show_a_part))
-    armed.hold(optimizer.register_step_post_hook(lambda *given: armed.strike()))
+    armed.hold(optimizer.register_step_post_hook(lambda *given: armed.fire()))
 
 
 class Replaced:
@@ -198,7 +198,7 @@ def in_capture(armed: ArmedFault, train_state: Any) -> None:
 
     def gathered(*given: Any) -> Any:
         found = gather(*given)
-        armed.strike()
+        armed.fire()
         return found
 
     armed.hold(Replaced(train_state, "gather", gathered))

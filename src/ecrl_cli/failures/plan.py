@@ -149,7 +149,7 @@ def _planned(entry: Entry, config: RunConfig) -> PlannedFailure:
         raise RefusedFault("kind", reason)
     moment = entry.moment or kind.moments[0]
     if moment not in kind.moments:
-        raise RefusedFault("moment", f"{entry.what} does not strike at {moment}", f"it does at: {', '.join(kind.moments)}")
+        raise RefusedFault("moment", f"{entry.what} cannot be injected at {moment}", f"it can at: {', '.join(kind.moments)}")
     if moment == "wall" and entry.after_s is None:
         raise RefusedFault("moment", "a wall time has no step", "use failure=listed 'failure.entries=[kill@3.5s:1]'")
     _check_due(entry, moment, config)
@@ -180,7 +180,7 @@ def _check_due(entry: Entry, moment: str, config: RunConfig) -> None:
         what, key, every = "snapshot", "memory_every", config.checkpoint.memory_every
     if moment in ("capture", "save") and (due := -(-entry.step // every) * every) >= config.target_steps:
         fact = f"no {what} is due between step {entry.step} and the target {config.target_steps} (the next one at step {due})"
-        raise RefusedFault("steps", fact, f"strike earlier or lower checkpoint.{key}")
+        raise RefusedFault("steps", fact, f"inject earlier or lower checkpoint.{key}")
 
 
 def _victims(entry: Entry, kind: FaultKind, moment: str, config: RunConfig) -> tuple[int, ...]:
@@ -192,16 +192,18 @@ def _victims(entry: Entry, kind: FaultKind, moment: str, config: RunConfig) -> t
         if ranks[-1] >= there:
             raise RefusedFault("rank", f"rank {ranks[-1]} does not exist with {there} ranks", f"use 0 to {there - 1}")
         if ranks != (0,) and not kind.victim.is_rank:
-            raise RefusedFault("rank", f"{entry.what} strikes {kind.victim.value}, not rank {ranks[0]}", "leave the rank out")
+            raise RefusedFault("rank", f"{entry.what} is injected into {kind.victim.value}, not rank {ranks[0]}", "leave the rank out")
         if ranks != (0,) and kind.victim is Victim.RANK_0:
-            raise RefusedFault("rank", f"{entry.what} strikes rank 0 only, got {'+'.join(map(str, ranks))}", "leave it out, or choose failure=kill")
+            raise RefusedFault(
+                "rank", f"{entry.what} is injected into rank 0 only, got {'+'.join(map(str, ranks))}", "leave it out, or choose failure=kill"
+            )
     if len(ranks) == 1 and entry.who != "node":
         return ranks
     if kind.victim is not Victim.RANKS or moment in ("start", "rendezvous", "wall"):
         where = f" at {moment}" if kind.victim is Victim.RANKS else ""
         raise RefusedFault("who", f"{entry.what} takes one rank alone{where}", "name one rank")
     if config.supervision.nodes > 1:
-        raise RefusedFault("who", "ranks on other machines cannot be struck from here, supervision.nodes > 1", "name one rank")
+        raise RefusedFault("who", "failures cannot be injected into ranks on other machines from here, supervision.nodes > 1", "name one rank")
     if entry.who == "node" and not launcher_of(config).several_nodes:
         raise RefusedFault("who", "a node has an agent of its own under supervision.launcher=torchrun only", "name ranks or all")
     return ranks
@@ -211,7 +213,7 @@ def _share(entry: Entry, kind: FaultKind, moment: str) -> float:
     if moment in _SHARED and (entry.share is None or kind.takes_share):
         return kind.share if entry.share is None else entry.share
     if entry.share is not None:
-        raise RefusedFault("share", f"{entry.what} at {moment} has no share", f"leave it out or strike at {', '.join(_SHARED)}")
+        raise RefusedFault("share", f"{entry.what} at {moment} has no share", f"leave it out or inject at {', '.join(_SHARED)}")
     return 0.0
 
 
@@ -285,7 +287,7 @@ def check_sizes(entries: tuple[PlannedFailure, ...], config: RunConfig) -> None:
     left = _Left(config)
     by_step = sorted((entry for entry in entries if entry.moment != "wall"), key=lambda entry: entry.global_step)
     for _, together in groupby(by_step, key=lambda entry: entry.global_step):
-        left.strike(tuple(together))
+        left.apply(tuple(together))
     for entry in entries:
         if entry.moment == "wall":
             left.strike_whenever(entry)
@@ -305,19 +307,20 @@ class _Left:
         self._size = config.world_size
         self.sizes: dict[int, tuple[int, PlannedFailure]] = {}
 
-    def strike(self, together: tuple[PlannedFailure, ...]) -> None:
+    def apply(self, simultaneous: tuple[PlannedFailure, ...]) -> None:
         """Applies the failures of one step."""
-        there = [entry for entry in together if entry.rank < self._size]
-        if len(there) < len(together) and not self._drawn:  # drawn ranks are not checked for existence
-            missing = next(entry for entry in together if entry not in there)
-            fact = f"failure {missing.index + 1} strikes rank {missing.rank}, and only {self._size} ranks are left at step {missing.global_step}"
-            raise ConfigError("failure", fact, f"strike rank 0 to {self._size - 1}, or add supervision.spares=1")
-        gone = {rank for entry in there if fault_kind(entry.kind).others_go_on for rank in (entry.rank, *entry.others) if rank < self._size}
-        if any(fault_kind(entry.kind).ends is Ends.ATTEMPT for entry in there):
+        present = [entry for entry in simultaneous if entry.rank < self._size]
+        if len(present) < len(simultaneous) and not self._drawn:  # drawn ranks are not checked for existence
+            missing = next(entry for entry in simultaneous if entry not in present)
+            what = f"failure {missing.index + 1} is injected into rank {missing.rank}"
+            fact = f"{what}, and only {self._size} ranks are left at step {missing.global_step}"
+            raise ConfigError("failure", fact, f"inject into rank 0 to {self._size - 1}, or add supervision.spares=1")
+        died = {rank for entry in present if fault_kind(entry.kind).others_go_on for rank in (entry.rank, *entry.others) if rank < self._size}
+        if any(fault_kind(entry.kind).ends is Ends.ATTEMPT for entry in present):
             self._size = self._all
-        elif gone:
-            self._size = self._after(self._size, len(gone))
-            self.sizes.setdefault(self._size, (len(gone), there[-1]))
+        elif died:
+            self._size = self._after(self._size, len(died))
+            self.sizes.setdefault(self._size, (len(died), present[-1]))
 
     def strike_whenever(self, entry: PlannedFailure) -> None:
         """Applies a failure at a wall time: it may happen at any size."""

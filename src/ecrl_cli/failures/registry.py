@@ -39,6 +39,6 @@ def recorded_kind(name: str) -> FaultKind:
 
 def table() -> str:
     """A Markdown table of all kinds, for the docs."""
-    head = ("| `failure=` | what happens | when it can strike | what it shows |", "| --- | --- | --- | --- |")
+    head = ("| `failure=` | what happens | when it can be injected | what it shows |", "| --- | --- | --- | --- |")
     kinds = [fault_kind(name) for name in kind_names()]
     return "\n".join((*head, *(f"| `{kind.name}` | {kind.description} | {', '.join(kind.moments)} | {kind.shows} |" for kind in kinds)))

@@ -23,11 +23,11 @@ from ecrl_cli.failures.fault_kind import (
     Ends,
     FaultKind,
     InjectionContext,
+    PreparedFault,
     Problem,
     RecordedFault,
     RefusedFault,
     SaveInProgress,
-    Strike,
     Victim,
 )
 from ecrl_cli.failures.rank_faults import SLOWNESS_IS_REPORTED, Kill
@@ -61,7 +61,7 @@ class SaveFault(FaultKind):
     ends = Ends.NOTHING
 
     def refuses(self, config: RunConfig) -> str | None:
-        return "strikes a save, checkpoint=none makes none" if not strategy_of(config).saves else None
+        return "is injected into a save, checkpoint=none makes none" if not strategy_of(config).saves else None
 
     def wrong_point(self, point: str, config: RunConfig) -> str | None:
         name, _, part = point.partition(":")
@@ -320,11 +320,11 @@ class Corrupt(FaultKind):
         step, every = entry.step, config.checkpoint.every
         if step // every < self.needs_checkpoints:
             reason = f"at step {step} there is no earlier checkpoint to fall back to with checkpoint.every={every}"
-            raise RefusedFault("steps", reason, f"strike at step {self.needs_checkpoints * every} or behind it")
+            raise RefusedFault("steps", reason, f"inject at step {self.needs_checkpoints * every} or behind it")
         damage = Entry(self.name, step, "rest")
         return (damage,) if entry.moment == "rest" else (replace(entry, what=Kill.name), damage)
 
-    def strike_at_rest(self, between: BetweenAttempts) -> Strike | None:
+    def inject_at_rest(self, between: BetweenAttempts) -> PreparedFault | None:
         """None until an attempt is to resume from a checkpoint and there are enough valid ones."""
         if not between.chooses:
             return None
@@ -333,7 +333,7 @@ class Corrupt(FaultKind):
         if len(valid) < self.needs_checkpoints:
             return None
         damage = choose_damage(valid[0], between.seed)
-        return Strike(damage.text(between.root), partial(inflict, damage))
+        return PreparedFault(damage.text(between.root), partial(inflict, damage))
 
     def trace(self, fault: RecordedFault) -> Iterable[Problem]:
         """The next attempt must have rejected the damaged checkpoint, because of the damaged file."""

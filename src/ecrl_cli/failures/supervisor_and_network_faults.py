@@ -16,10 +16,10 @@ from ecrl_cli.failures.fault_kind import (
     Ends,
     FaultKind,
     InjectionContext,
+    PreparedFault,
     Problem,
     RecordedFault,
     RefusedFault,
-    Strike,
     Victim,
     how_it_ended,
 )
@@ -48,7 +48,7 @@ class KilledSupervisor(FaultKind):
         return True  # the kernel kills the ranks
 
     def refuses(self, config: RunConfig) -> str | None:
-        return "kind supervisor strikes from a rank beside it, supervision.nodes > 1" if config.supervision.nodes > 1 else None
+        return "kind supervisor is injected by a rank beside it, supervision.nodes > 1" if config.supervision.nodes > 1 else None
 
     def inject(self, context: InjectionContext) -> None:
         """Called in a rank. Does not return: the kernel kills the rank with its supervisor (pdeathsig)."""
@@ -57,16 +57,16 @@ class KilledSupervisor(FaultKind):
         while True:
             signal.pause()
 
-    def strike_at_rest(self, between: BetweenAttempts) -> Strike:
+    def inject_at_rest(self, between: BetweenAttempts) -> PreparedFault:
         del between
-        return Strike("", lambda: os.kill(os.getpid(), signal.SIGKILL))
+        return PreparedFault("", lambda: os.kill(os.getpid(), signal.SIGKILL))
 
     def trace(self, fault: RecordedFault) -> Iterable[Problem]:
         """Between two attempts: the killed supervisor session has no end, and the next session began after the failure."""
         at = fault.fired.at
         ended = any(one.ended_at is None and one.started_at <= at <= after.started_at for one, after in pairwise(fault.run.sessions))
         if fault.planned.moment == "rest" and fault.completed and not ended:
-            yield Problem(f"entry {fault.fired.index} struck the supervisor, and its session went on")
+            yield Problem(f"entry {fault.fired.index} hit the supervisor, and its session went on")
 
 
 class Term(FaultKind):
@@ -85,7 +85,7 @@ class Term(FaultKind):
 
     def refuses(self, config: RunConfig) -> str | None:
         if config.supervision.nodes > 1:
-            return "kind term strikes from a rank beside the supervisor, supervision.nodes > 1"
+            return "kind term is injected by a rank beside the supervisor, supervision.nodes > 1"
         return "kind term ends in a last checkpoint, checkpoint=none takes none" if not strategy_of(config).saves else None
 
     def inject(self, context: InjectionContext) -> None:
@@ -127,7 +127,7 @@ class Partition(FaultKind):
     def check(self, entry: PlannedFailure, config: RunConfig) -> None:
         if (there := ranks_at(config, entry.global_step)) < 2:
             fact = f"partition needs two ranks to part, {there} there at step {entry.global_step}"
-            raise RefusedFault("kind", fact, "strike where there are more")
+            raise RefusedFault("kind", fact, "inject where there are more")
 
     def inject(self, context: InjectionContext) -> None:
         del context

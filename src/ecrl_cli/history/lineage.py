@@ -111,10 +111,10 @@ def _remembered(records: RunRecords, a: Attempt, earlier: int) -> int | str:
         return f"{who}, which is not before it"
     if a.memory != SURVIVORS:
         return earlier if a.resumed_from_step <= furthest(records, earlier) else f"{who}, which did not come so far"
-    told = {lines.events[0].global_step for lines in logs.survivor_reports.values() if lines.events}
-    if not told:
+    reported_steps = {lines.events[0].global_step for lines in logs.survivor_reports.values() if lines.events}
+    if not reported_steps:
         return f"{who}, and no survivor reports that it came so far"
-    return earlier if a.resumed_from_step in told else f"{who}, and those who outlived others left it behind step {max(told)}"
+    return earlier if a.resumed_from_step in reported_steps else f"{who}, and those who outlived others left it behind step {max(reported_steps)}"
 
 
 def furthest(records: RunRecords, attempt: int) -> int:

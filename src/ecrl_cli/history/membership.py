@@ -71,8 +71,8 @@ def given_up(records: RunRecords, attempt: int) -> int:
     after = successor(records, attempt)
     if finished or logs.survivor_report is None or after is None or after.memory != SURVIVORS:
         return 0
-    struck = [fired.at_step or 0 for fired in records.fired if fired.attempt == attempt]
-    begun = max([*struck, *(span.global_step for span in logs.spans.events)], default=0)
+    fired_steps = [fired.at_step or 0 for fired in records.fired if fired.attempt == attempt]
+    begun = max([*fired_steps, *(span.global_step for span in logs.spans.events)], default=0)
     return int(begun > logs.survivor_report.global_step)
 
 

@@ -144,8 +144,8 @@ def _attempt_pieces(records: RunRecords, attempt: Attempt, window_end: float, se
     ended = min(window_end if attempt.ended_at is None else attempt.ended_at, window_end)
     died, survived = attempt.outcome in ("died", "hung", SURVIVED), attempt.outcome == SURVIVED
     left = logs.survivor_report.global_step if survived and logs.survivor_report else -1
-    blows = blows_of(records, attempt) if died else []
-    stop = min(ended, max(blows, default=ended))  # the last of several faults: nothing follows the one that ends an attempt
+    injected_at = fatal_fault_instants(records, attempt) if died else []
+    stop = min(ended, max(injected_at, default=ended))  # the last of several faults: nothing follows the one that ends an attempt
     if logs.spans.events:
         first = logs.spans.events[0].start
         yield from _arrival(attempt, attempt.launched_at, first if survived else min(first, stop), "launch")
@@ -169,11 +169,11 @@ def _arrival(attempt: Attempt, start: float, end: float, otherwise: str = "idle"
         yield from _piece(otherwise, start, end, attempt.attempt, attempt.session)
 
 
-def blows_of(records: RunRecords, attempt: Attempt) -> list[float]:
+def fatal_fault_instants(records: RunRecords, attempt: Attempt) -> list[float]:
     """The instants of faults after which the target rank did no further step: faults that only slow down or corrupt end nothing."""
     last = {rank: lines.events[-1].at for rank, lines in records.logs(attempt.attempt).ranks.items() if lines.events}
-    struck = [entry for entry in records.fired if entry.attempt == attempt.attempt and entry.at >= attempt.launched_at]
-    return [entry.at for entry in struck if last.get(entry.rank, entry.at) <= entry.at]
+    fired = [entry for entry in records.fired if entry.attempt == attempt.attempt and entry.at >= attempt.launched_at]
+    return [entry.at for entry in fired if last.get(entry.rank, entry.at) <= entry.at]
 
 
 def _spans(logs: AttemptRecords) -> list[Span]:

@@ -19,16 +19,16 @@ class NewerMetrics(Exception):
     """metrics.json was written by a later version, whose fields may mean something else."""
 
 
-def differences(said: object, document: dict[str, Any]) -> list[str]:
-    """The differences of metrics.json (`said`) from `document`, the computed metrics, as "FIELD is A, the records fold to B"; empty if there are
+def differences(recorded: object, document: dict[str, Any]) -> list[str]:
+    """The differences of metrics.json (`recorded`) from `document`, the computed metrics, as "FIELD is A, the records fold to B"; empty if there are
     none.
 
     Every field and its type is compared; unknown and missing fields are differences. A file of an earlier version may lack fields, and its
     floats may differ in their last bits. NewerMetrics for a file of a later version.
     """
-    if not isinstance(said, dict):
+    if not isinstance(recorded, dict):
         return ["it is no JSON object"]
-    version = said.get("metrics_version", 1)
+    version = recorded.get("metrics_version", 1)
     if type(version) is not int or version < 1:
         return [f"metrics_version is {shown(version)}, the records fold to {METRICS_VERSION}"]
     if version > METRICS_VERSION:
@@ -37,28 +37,28 @@ def differences(said: object, document: dict[str, Any]) -> list[str]:
     folded = json.loads(json.dumps(document))
     if old:
         folded.pop("metrics_version")
-        said = {name: value for name, value in said.items() if name != "metrics_version"}
-    return [f"{name} is {_shown(a)}, the records fold to {_shown(b)}" for name, a, b in _unequal("", said, folded, old)]
+        recorded = {name: value for name, value in recorded.items() if name != "metrics_version"}
+    return [f"{name} is {_shown(a)}, the records fold to {_shown(b)}" for name, a, b in _unequal("", recorded, folded, old)]
 
 
-def _unequal(name: str, said: object, folded: object, old: bool) -> Iterator[tuple[str, object, object]]:
+def _unequal(name: str, recorded: object, folded: object, old: bool) -> Iterator[tuple[str, object, object]]:
     """(field, value in the file, computed value) of every leaf that differs."""
-    if isinstance(said, dict) and isinstance(folded, dict):
-        for key in dict.fromkeys([*folded, *said]):
+    if isinstance(recorded, dict) and isinstance(folded, dict):
+        for key in dict.fromkeys([*folded, *recorded]):
             inner = f"{name}.{key}" if name else str(key)
-            if not (old and key not in said):
-                yield from _unequal(inner, said.get(key, _ABSENT), folded.get(key, _ABSENT), old)
-    elif isinstance(said, list) and isinstance(folded, list) and len(said) == len(folded):
-        for place, (a, b) in enumerate(zip(said, folded, strict=True)):
+            if not (old and key not in recorded):
+                yield from _unequal(inner, recorded.get(key, _ABSENT), folded.get(key, _ABSENT), old)
+    elif isinstance(recorded, list) and isinstance(folded, list) and len(recorded) == len(folded):
+        for place, (a, b) in enumerate(zip(recorded, folded, strict=True)):
             yield from _unequal(f"{name}[{place}]", a, b, old)
-    elif not _same(said, folded, old):
-        yield name, said, folded
+    elif not _same(recorded, folded, old):
+        yield name, recorded, folded
 
 
-def _same(said: object, folded: object, old: bool) -> bool:
-    if old and isinstance(said, float | int) and isinstance(folded, float):
-        return math.isclose(said, folded, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE_S) or (said != said and folded != folded)
-    return type(said) is type(folded) and (said == folded or (said != said and folded != folded))
+def _same(recorded: object, folded: object, old: bool) -> bool:
+    if old and isinstance(recorded, float | int) and isinstance(folded, float):
+        return math.isclose(recorded, folded, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE_S) or (recorded != recorded and folded != folded)
+    return type(recorded) is type(folded) and (recorded == folded or (recorded != recorded and folded != folded))
 
 
 def _shown(value: object) -> str:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from ecrl_cli.history.lineage import lineage, seen_before
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.membership import given_up, lost_lines
-from ecrl_cli.history.timeline import PHASES, Timeline, blows_of
+from ecrl_cli.history.timeline import PHASES, Timeline, fatal_fault_instants
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.survivor_records import SURVIVED, SURVIVORS
 from ecrl_cli.supervision.attempts.restart_policy import RELAUNCHED
@@ -53,13 +53,13 @@ def _recovery(records: RunRecords, account: Timeline, before: Attempt, a: Attemp
         joined=len(a.joined),
         lost_samples=len(lost) if way == SURVIVORS else 0,
         given_up_steps=given_up(records, before.attempt),
-        seconds=max(0.0, _working_again(records, account, a) - _blow(records, account, before)),
+        seconds=max(0.0, _working_again(records, account, a) - _fault_instant(records, account, before)),
     )
 
 
-def _blow(records: RunRecords, account: Timeline, before: Attempt) -> float:
+def _fault_instant(records: RunRecords, account: Timeline, before: Attempt) -> float:
     noticed = [piece.start for piece in account.pieces if piece.attempt == before.attempt and piece.category == "detect"]
-    return min(blows_of(records, before) or noticed, default=before.ended_at or before.launched_at)
+    return min(fatal_fault_instants(records, before) or noticed, default=before.ended_at or before.launched_at)
 
 
 def _working_again(records: RunRecords, account: Timeline, a: Attempt) -> float:

@@ -148,11 +148,11 @@ def signs(differences: Sequence[float]) -> Signs:
 
 @lru_cache(maxsize=16384)
 def _signs(positive: int, negative: int, ties: int) -> Signs:
-    told = positive + negative
-    if not told:
+    decided = positive + negative
+    if not decided:
         return Signs(0, 0, ties, None, None, None)
-    share = clopper_pearson(positive, told)
-    p = min(1.0, 2 * float(special.bdtr(min(positive, negative), told, 0.5)))
+    share = clopper_pearson(positive, decided)
+    p = min(1.0, 2 * float(special.bdtr(min(positive, negative), decided, 0.5)))
     return Signs(positive, negative, ties, share.low, share.high, p)
 
 

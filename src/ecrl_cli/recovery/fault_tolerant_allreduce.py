@@ -275,9 +275,9 @@ class FaultTolerantGroup:
             raise CollectiveFailed("a rank has died")
 
 
-def _parsed(said: bytes) -> tuple[int, tuple[int, ...]]:
+def _parsed(data: bytes) -> tuple[int, tuple[int, ...]]:
     """The round from which on a rank has left, and the survivors at that time."""
-    end, *alive = map(int, said.split())
+    end, *alive = map(int, data.split())
     return end, tuple(alive)
 
 

@@ -65,8 +65,8 @@ class GroupRendezvous:
     def __init__(self, store: Any, prefix: str, timeout: timedelta) -> None:
         self._store, self._prefix, self._timeout = store, prefix, timeout
 
-    def form(self, scope: str, rank: int, alive: tuple[int, ...], look: Callable[[], None]) -> Any:
-        """Form the group of `alive` under the key prefix `scope`. `look` is polled meanwhile and raises to abort; CollectiveFailed if gloo fails.
+    def form(self, scope: str, rank: int, alive: tuple[int, ...], check: Callable[[], None]) -> Any:
+        """Form the group of `alive` under the key prefix `scope`. `check` is polled meanwhile and raises to abort; CollectiveFailed if gloo fails.
 
         All ranks first announce themselves. Then a separate thread creates the group over its own store connection: waiting for a rank that
         died cannot be interrupted, and it would block the connection.
@@ -75,7 +75,7 @@ class GroupRendezvous:
         here.set(f"here{rank}", "1")
         names = [f"here{each}" for each in alive]
         while not here.check(names):
-            look()
+            check()
             time.sleep(_LOOK_S)
         apart = PrefixStore(scope, PrefixStore(self._prefix, self._store.clone()))
         made: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -85,7 +85,7 @@ class GroupRendezvous:
             try:
                 group = made.get(timeout=0.02)
             except queue.Empty:
-                look()
+                check()
                 continue
             if isinstance(group, RuntimeError):
                 raise CollectiveFailed(str(group)) from group

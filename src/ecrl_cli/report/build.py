@@ -89,7 +89,7 @@ def contents(shown: Comparison, studies: Sequence[StudyResult] = (), beside: Swe
     """Every file of the report by its path in the folder; the page last, so that all its links exist."""
     published = replication().publication(shown) if shown.runs else None
     drawn = Figures(run_pictures(shown), {study.ident: study_pictures(study) for study in studies}, sections(shown, published, beside))
-    said = _said(shown, studies)
+    summary = _said(shown, studies)
     files = {f"figures/{picture.name}.{kind}": data for picture in drawn.every for kind, data in (("png", picture.png), ("pdf", picture.pdf))}
     if shown.runs:
         files |= {name: csv_of(records_table(rows(shown))) for name, rows in CSV_FILES.items()}
@@ -97,13 +97,13 @@ def contents(shown: Comparison, studies: Sequence[StudyResult] = (), beside: Swe
     for study in studies:
         files |= csv_files(study)
     files |= against_files(beside) if beside else {}
-    document = as_document(shown, said.headline, said.sentences) | {"exit_code": _code(shown, studies, beside)}
+    document = as_document(shown, summary.headline, summary.sentences) | {"exit_code": _code(shown, studies, beside)}
     document |= {"studies": [study_document(study) for study in studies]} if studies else {}
     document |= {"against": against_document(beside)} if beside else {}
     files["report.json"] = (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
-    told = [markdown_study(study, [picture.name for picture in drawn.studies[study.ident]]) for study in studies]
-    files["report.md"] = "\n".join([markdown(shown, said, [picture.name for picture in drawn.runs]), *told]).encode(errors="replace")
-    files["index.html"] = render(shown, studies, said, drawn).encode(errors="replace")
+    sections_markdown = [markdown_study(study, [picture.name for picture in drawn.studies[study.ident]]) for study in studies]
+    files["report.md"] = "\n".join([markdown(shown, summary, [picture.name for picture in drawn.runs]), *sections_markdown]).encode(errors="replace")
+    files["index.html"] = render(shown, studies, summary, drawn).encode(errors="replace")
     return {name: harmless(data.decode()).encode() if name.endswith((".md", ".html")) else data for name, data in files.items()}
 
 

@@ -20,7 +20,7 @@ from ecrl_cli.verify.verify_run import named
 
 def vouched(records: RunRecords, known: References, *, whole: bool) -> bool:
     """Whether a valid undisturbed run to compare with exists beside the run. `whole`: it must have the same world size at every step."""
-    return any(same_sizes(records, witness) or not whole for witness in witnesses(records, known).sound)
+    return any(same_sizes(records, reference) or not whole for reference in witnesses(records, known).sound)
 
 
 def lacking(runs: Iterable[RunPlan], known: References) -> dict[Path, tuple[RunPlan, RunRecords]]:

@@ -142,8 +142,8 @@ def finished(layout: RunLayout) -> bool:
 
 def measured(layout: RunLayout) -> bool:
     """Whether metrics.json is that of the completed run, not of an earlier stop."""
-    said = read_json(layout.metrics) if layout.metrics.exists() else None
-    return isinstance(said, dict) and said.get("terminal_status") == "completed"
+    document = read_json(layout.metrics) if layout.metrics.exists() else None
+    return isinstance(document, dict) and document.get("terminal_status") == "completed"
 
 
 def check_records(layout: RunLayout) -> None:

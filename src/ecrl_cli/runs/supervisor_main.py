@@ -25,8 +25,8 @@ def main(argv: list[str]) -> None:
     try:
         supervise(config, layout, make_ui(config, layout, None))
     except EcrlError as error:
-        said = [type(error).__name__, error.key, error.fact, error.remedy, error.code]
-        os.write(result, json.dumps(said).encode())
+        error_fields = [type(error).__name__, error.key, error.fact, error.remedy, error.code]
+        os.write(result, json.dumps(error_fields).encode())
         sys.exit(error.exit_code)
 
 

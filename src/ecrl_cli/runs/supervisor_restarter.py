@@ -82,30 +82,30 @@ def _run_supervisor(config: RunConfig, layout: RunLayout, stop: StopSignals) -> 
         assert process.stdin is not None
         with process.stdin as line, suppress(BrokenPipeError):
             line.write(json.dumps(encode(config)).encode())
-        said = _attend(process, result, stop)
-        return SupervisorRun(process.wait(), _error(said))
+        message = _attend(process, result, stop)
+        return SupervisorRun(process.wait(), _error(message))
 
 
 def _attend(process: subprocess.Popen[bytes], result: FileIO, stop: StopSignals) -> bytes:
     """Forward stop signals until the supervisor has ended; returns what it wrote to the result pipe."""
-    passed, said = 0, b""
+    forwarded, message = 0, b""
     while True:
         ready, _, _ = select.select([result.fileno(), stop.fileno()], [], [])
         signals = stop.received()
-        for number in signals[passed:]:
+        for number in signals[forwarded:]:
             process.send_signal(number)
-        passed = len(signals)
+        forwarded = len(signals)
         if result.fileno() in ready:
             data = result.read(65536)
             if not data:
-                return said
-            said += data
+                return message
+            message += data
 
 
-def _error(said: bytes) -> EcrlError | None:
-    if not said:
+def _error(message: bytes) -> EcrlError | None:
+    if not message:
         return None
-    name, key, fact, remedy, code = json.loads(said)
+    name, key, fact, remedy, code = json.loads(message)
     return _kinds(EcrlError)[name](key, fact, remedy, code=code)
 
 

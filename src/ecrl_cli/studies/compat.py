@@ -180,9 +180,13 @@ def _refused(path: Path, variant: Variant) -> dict[str, Any]:
     except Exception as error:  # the integrity check promises never to raise
         return {"outcome": "untyped", "as_expected": False, "layer": "", "reason": f"{type(error).__name__}: {error}", "opened": sorted(fs.opened)}
     read = sorted(fs.opened - {COMMIT, MANIFEST, path.with_suffix(".json").name})
-    said = report.layer == variant.layer and all(text in report.reason for text in variant.says)
+    as_expected = report.layer == variant.layer and all(text in report.reason for text in variant.says)
     found = {"layer": report.layer, "reason": report.reason, "opened": read}
-    return {"outcome": "silent_wrong" if report.ok else "detected", "as_expected": said and not read and _loader_refuses(path, report), **found}
+    return {
+        "outcome": "silent_wrong" if report.ok else "detected",
+        "as_expected": as_expected and not read and _loader_refuses(path, report),
+        **found,
+    }
 
 
 def _loader_refuses(path: Path, report: IntegrityReport) -> bool:

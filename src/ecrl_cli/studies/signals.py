@@ -104,9 +104,9 @@ def _planted(context: StudyContext, trial: Trial) -> dict[str, Any]:
 def _try(harness: Stage, word: str, cue: Trigger, part: FakeRankScript, config: RunConfig, *, graceful: bool) -> dict[str, Any]:
     """Stop a run, judge how it stopped, and start it again."""
     with harness.run(config, part) as layout:
-        with asking(WORDS[word]) as asked:
-            stopped = harness.supervise(config, layout, TriggeringUI(cue, asked.again))
-        found = _judge(layout, stopped, asked, graceful=graceful)
+        with asking(WORDS[word]) as request:
+            stopped = harness.supervise(config, layout, TriggeringUI(cue, request.again))
+        found = _judge(layout, stopped, request, graceful=graceful)
         ending = harness.supervise(config, layout, TriggeringUI())
         resumed = ending.attempts[-1]["outcome"] == "completed" and lineage_whole(layout) and ending.left == 0
         return found | {"resumed": resumed, "good": found["good"] and resumed}
@@ -138,12 +138,12 @@ class Asked:
 @contextmanager
 def asking(requests: tuple[tuple[str, ...], ...]) -> Iterator[Asked]:
     """Only the run inside the context receives the signals."""
-    asked = Asked(requests)
+    request = Asked(requests)
     with heard_by_nobody_else():
         try:
-            yield asked
+            yield request
         finally:
-            asked.close()
+            request.close()
 
 
 def acknowledged(done: int) -> int:
@@ -151,23 +151,23 @@ def acknowledged(done: int) -> int:
     return max(0, done - 1) // EVERY * EVERY
 
 
-def _judge(layout: RunLayout, ending: SupervisorOutcome, asked: Asked, *, graceful: bool) -> dict[str, Any]:
+def _judge(layout: RunLayout, ending: SupervisorOutcome, request: Asked, *, graceful: bool) -> dict[str, Any]:
     """`durable`: the newest intact checkpoint; `done`: the last step logged by rank 0 in any attempt; `last`: in the last attempt; `seconds`:
     since the last request. After one request past the start a run must keep the last step done; after a second one, or before the first step, it
     ends at once."""
     durable, attempt = max(whole(layout), default=0), ending.attempts[-1]
     done = max((step for number in layout.attempts() for step in steps(layout, number, 0)), default=0)
     same = len({len(steps(layout, attempt["attempt"], rank)) for rank in (0, 1)}) == 1
-    due = len(asked.requests) if graceful else 1
-    seconds, once = ending.after_s - (asked.times - 1) * AGAIN_S, graceful and due == 1
-    code = ending.code in {CODES[name] for names in asked.requests for name in names}
+    due = len(request.requests) if graceful else 1
+    seconds, once = ending.after_s - (request.times - 1) * AGAIN_S, graceful and due == 1
+    code = ending.code in {CODES[name] for names in request.requests for name in names}
     kept = durable == attempt["last_step"] if once else durable >= acknowledged(done)
     said = f"step {durable} is durable" in ending.said if durable else "nothing was saved" in ending.said
-    in_time = asked.times >= due and (once or seconds < LAST_SAVE_S - AGAIN_S)
+    in_time = request.times >= due and (once or seconds < LAST_SAVE_S - AGAIN_S)
     good = code and kept and said and in_time and ending.left == 0 and attempt["outcome"] == "stopped" and (same or not once)
     return {
         "code": ending.code,
-        "asked": asked.times,
+        "asked": request.times,
         "durable": durable,
         "done": done,
         "last": attempt["last_step"],

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ecrl_cli.checkpoint.capture.shared_memory import InvalidSnapshot, Snapshot, SnapshotContent, SnapshotPair
 from ecrl_cli.checkpoint.format.canonical_json import parse
 from ecrl_cli.checkpoint.format.names import step_name
 from ecrl_cli.checkpoint.format.train_document import saved_state, tensor_digests
-from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, MemorySnapshotChoice, ResumeChoice, newest_valid
+from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, ResumeChoice, newest_valid
 from ecrl_cli.checkpoint.store.integrity import IntegrityReport
 from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
 from ecrl_cli.checkpoint.store.store import CheckpointStore
@@ -32,6 +32,23 @@ from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement
 Identity = tuple[tuple[str, int, int, int, int], ...]
 
 
+@dataclass(frozen=True)
+class MemorySnapshotChoice:
+    """A snapshot in memory to resume from: its attempt, step and content."""
+
+    attempt: int
+    global_step: int
+    content: SnapshotContent
+
+
+@dataclass(frozen=True)
+class ResumePlan(ResumeChoice):
+    """What an attempt resumes from. `snapshot`: one in memory that is newer than the checkpoint. `skipped`: newer ones that were rejected."""
+
+    snapshot: MemorySnapshotChoice | None = None
+    skipped: tuple[SkippedSnapshot, ...] = ()
+
+
 def choose(
     layout: RunLayout,
     store: CheckpointStore,
@@ -39,7 +56,7 @@ def choose(
     snapshots: SnapshotPair | None = None,
     session: int | None = None,
     ahead: CheckpointPrevalidator | None = None,
-) -> ResumeChoice:
+) -> ResumePlan:
     """What the attempt after `earlier` resumes from, acknowledged as committed. Newer acknowledged checkpoints that are gone count as rejected.
 
     With `snapshots`, a newer state in memory is preferred. Checkpoints acknowledged in `session`, this supervisor's own, are checked in one
@@ -52,23 +69,23 @@ def choose(
     mine = {a.attempt for a in earlier if a.session == session}
     ours = {step_name(step) for step, line in kept.items() if line.attempt in mine}
 
-    def look(path: Path) -> IntegrityReport:
+    def verify(path: Path) -> IntegrityReport:
         if path.stem not in ours:
             return _recognized(store.verify(path), kept)
         begun = ahead.take(path) if ahead else None
         return _recognized(begun or store.examine_once(path), kept)
 
-    choice = newest_valid(store.fs, store.root, look)
+    choice = newest_valid(store.fs, store.root, verify)
     there = {entry.global_step for entry in store.entries()}
     newest = choice.report.global_step or 0 if choice.report else 0
     gone = tuple(_gone(kept[step]) for step in sorted(kept, reverse=True) if step > newest and step not in there)
-    recalled, forgone = recall(layout, snapshots, newest, store.config.integrity.finite) if snapshots else (None, ())
-    if choice.report is None and kept and recalled is None:
+    snapshot, skipped = newest_snapshot(layout, snapshots, newest, store.config.integrity.finite) if snapshots else (None, ())
+    if choice.report is None and kept and snapshot is None:
         remedy = "restore them or start a new run; `ecrl verify` tells more, nothing was changed"
         raise NoValidCheckpoint("checkpoints", _refused(choice.rejected, gone), remedy)
     if choice.report and choice.report.global_step not in kept:  # what is kept is on the log, with this commit
         acknowledge(layout, choice.report)
-    return replace(choice, rejected=choice.rejected + gone, recalled=recalled, forgone=forgone)
+    return ResumePlan(choice.report, choice.rejected + gone, snapshot, skipped)
 
 
 def _recognized(report: IntegrityReport, kept: dict[int, CheckpointLine]) -> IntegrityReport:
@@ -93,7 +110,7 @@ def order(
     layout: RunLayout,
     config: RunConfig,
     earlier: tuple[Attempt, ...],
-    choice: ResumeChoice,
+    choice: ResumePlan,
     placement: NodePlacement | None = None,
     regroup: RegroupPlan | None = None,
 ) -> AttemptSpec:
@@ -102,7 +119,7 @@ def order(
     The world size is the schedule's at the resumed step (a run that falls back behind a planned change reaches it again), or with several nodes
     that of `placement`. `regroup`: the processes that are already there.
     """
-    report, snapshot = choice.report, choice.recalled
+    report, snapshot = choice.report, choice.snapshot
     step = snapshot.global_step if snapshot else report.global_step or 0 if report else 0
     begun = begin(layout, earlier, placement.world_size if placement and placement.nodes else world_size_after(config, step), step)
     spec = replace(
@@ -120,10 +137,10 @@ def order(
     return write_order(layout, spec)
 
 
-def state_of(choice: ResumeChoice) -> dict[str, str]:
+def state_of(choice: ResumePlan) -> dict[str, str]:
     """Digests by component of the state that is resumed from; empty if there is none."""
-    if choice.recalled:
-        return choice.recalled.content.state
+    if choice.snapshot:
+        return choice.snapshot.content.state
     if choice.report is None or choice.report.manifest is None:
         return {}
     train = parse(choice.report.train)
@@ -135,23 +152,23 @@ def _refused(rejected: tuple[Rejected, ...], gone: tuple[Rejected, ...]) -> str:
     return f"{len(rejected)} found, 0 valid: {each}"
 
 
-def recall(
+def newest_snapshot(
     layout: RunLayout, snapshots: SnapshotPair, behind: int, finite: str = "all"
 ) -> tuple[MemorySnapshotChoice | None, tuple[SkippedSnapshot, ...]]:
     """The newest valid snapshot of a step after `behind`, and the newer ones that were rejected, which are withdrawn. `finite`: checkpoint.finite.
 
     Only while no rank lives, so that nothing writes to the snapshots.
     """
-    forgone: list[SkippedSnapshot] = []
+    skipped: list[SkippedSnapshot] = []
     for snapshot in snapshots.whole():
         if snapshot.global_step <= behind:
             break
         try:
-            return MemorySnapshotChoice(snapshot.attempt, snapshot.global_step, _sound(layout, snapshot, finite)), tuple(forgone)
+            return MemorySnapshotChoice(snapshot.attempt, snapshot.global_step, _sound(layout, snapshot, finite)), tuple(skipped)
         except InvalidSnapshot as unsound:
             snapshots.withdraw(snapshot.number)
-            forgone.append(SkippedSnapshot(snapshot.global_step, snapshot.attempt, str(unsound)))
-    return None, tuple(forgone)
+            skipped.append(SkippedSnapshot(snapshot.global_step, snapshot.attempt, str(unsound)))
+    return None, tuple(skipped)
 
 
 def _sound(layout: RunLayout, snapshot: Snapshot, finite: str) -> SnapshotContent:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
-from ecrl_cli.checkpoint.store.catalog import ResumeChoice
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.recoveries import recovery_of, survivors_stay
 from ecrl_cli.config.schema import RunConfig
@@ -37,7 +36,7 @@ from ecrl_cli.supervision.launch.launcher import Launcher, LauncherCache, Launch
 from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement, place_attempt
 from ecrl_cli.supervision.launch.writer_process import Writer
 from ecrl_cli.supervision.launch.zygote import ZygoteAttempt, preload
-from ecrl_cli.supervision.resume import CheckpointPrevalidator, choose, order, quarantine_rejected, state_of
+from ecrl_cli.supervision.resume import CheckpointPrevalidator, ResumePlan, choose, order, quarantine_rejected, state_of
 from ecrl_cli.supervision.run_lock import RunLock, run_lock
 from ecrl_cli.supervision.watch.attempt_monitor import AttemptMonitor, AttemptResult
 from ecrl_cli.supervision.watch.control_server import ControlServer
@@ -154,7 +153,7 @@ class Supervisor:
         earlier = self._record_writer.record.attempts
         self._placement = place_attempt(self._config)
         BetweenAttemptFaults(self._layout, self._store, self._config.seed).inject_due(earlier, chooses=not self._regroup.memory)
-        choice = ResumeChoice(None, ())
+        choice = ResumePlan(None, ())
         if self._regroup.memory:
             attempt_spec = write_regroup_launch(self._layout, earlier, self._regroup)
         else:
@@ -170,8 +169,8 @@ class Supervisor:
             continues=attempt_spec.continues,
             memory=attempt_spec.memory,
             snapshot_sha256=attempt_spec.snapshot_sha256,
-            snapshot_state=choice.recalled.content.state_digest if choice.recalled else "",
-            forgone=choice.forgone,
+            snapshot_state=choice.snapshot.content.state_digest if choice.snapshot else "",
+            forgone=choice.skipped,
             resumed_state=state_of(choice),
             origins=attempt_spec.origins,
             joined=attempt_spec.joined,

@@ -19,6 +19,7 @@ from ecrl_cli.checkpoint.capture.shared_memory import FILES, SnapshotPair
 from ecrl_cli.config.codec import decode
 from ecrl_cli.errors import Fenced, visible
 from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.linux.unix_socket import connect
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
@@ -122,17 +123,10 @@ class NullControl(Control):
 
 
 def _connect(layout: RunLayout) -> socket.socket:
-    """Connect through /proc/self/fd, because the path of a Unix socket is limited to 108 bytes."""
-    folder = os.open(layout.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.connect(f"/proc/self/fd/{folder}/{layout.control.name}")
+        return connect(layout.control)
     except OSError as error:
-        connection.close()
         raise _gone() from error
-    finally:
-        os.close(folder)
-    return connection
 
 
 def _gone() -> Fenced:

@@ -24,7 +24,9 @@ class DigestSchedule:
 
     def __init__(self, config: RunConfig, layout: RunLayout, began: int, train_state: TrainState) -> None:
         self._config, self._layout, self._began = config, layout, began
-        self._interval = _told(train_state, _recorded(layout) if train_state.rank == 0 else None) if config.state_digests == "auto" else EVERY_STEP
+        self._interval = (
+            _broadcast_interval(train_state, _recorded(layout) if train_state.rank == 0 else None) if config.state_digests == "auto" else EVERY_STEP
+        )
         self._step_s: list[float] = []
         self._digest_s: list[float] = []
 
@@ -44,10 +46,10 @@ class DigestSchedule:
         own = worked_out(min(self._digest_s[1:]), min(self._step_s[1:]), self._config.checkpoint.every)
         if train_state.rank == 0:
             write_json(self._layout.state_digests, encode(own))
-        self._interval = _told(train_state, own)
+        self._interval = _broadcast_interval(train_state, own)
 
 
-def _told(train_state: TrainState, own: DigestInterval | None) -> DigestInterval | None:
+def _broadcast_interval(train_state: TrainState, own: DigestInterval | None) -> DigestInterval | None:
     """Rank 0's `own` on every rank, without the measured times. Collective."""
     if train_state.world_size == 1:
         return own

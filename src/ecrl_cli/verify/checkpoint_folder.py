@@ -57,8 +57,8 @@ def _check_sizes(case: Case, notes: FindingBuilder) -> None:
         if line is None or not c.report.ok or c.report.manifest is None or line.commit_sha256 != c.report.commit_sha256:
             continue
         size = sum(part.bytes for part in c.report.manifest.parts.values())
-        told = {"submitted": submitted.get((line.attempt, c.step), 0), "committed": line.bytes}
-        for event, count in told.items():
+        recorded = {"submitted": submitted.get((line.attempt, c.step), 0), "committed": line.bytes}
+        for event, count in recorded.items():
             if count and count != size:  # 0: reconciliation, or a save without a writer, did not know the size
                 notes.broken(f"step {c.step} was {event} with {count} bytes, the manifest of {c.path} says {size}")
         if line.reason is None and not line.bytes:
@@ -71,20 +71,20 @@ def _check_pointers(case: Case, notes: FindingBuilder) -> None:
     After a completed run they name the newest checkpoint, unless a line says that they could not be updated.
     """
     folder = case.run.layout.checkpoints
-    told: dict[str, str] = {}
+    pointers: dict[str, str] = {}
     if (folder / LATEST).exists():
         document = _small(folder / LATEST)
         name = document.get("path") if isinstance(document, dict) else None
         if not isinstance(name, str) or not STEP_NAME.match(name) or document.get("global_step") != step_of(name):
             notes.broken(f"{LATEST} is no pointer to a checkpoint and its step")
         else:
-            told[LATEST] = name
+            pointers[LATEST] = name
     if (folder / LATEST_OK).is_symlink():  # a copy of the run may have followed the link
-        told[LATEST_OK] = str((folder / LATEST_OK).readlink())
+        pointers[LATEST_OK] = str((folder / LATEST_OK).readlink())
     there = {Path(c.path).name for c in case.disk}
     refused = {Path(rejected.path).name for a in case.attempts for rejected in a.rejected}
     due = _pointed_to(case)
-    for pointer, name in told.items():
+    for pointer, name in pointers.items():
         if name not in there | refused:
             notes.broken(f"{pointer} names {name[:80]!r}, which is not there and was refused by no attempt")
         elif due is not None and name != due:

@@ -54,8 +54,8 @@ def no_acknowledged_loss(case: Case) -> Finding:
             notes.broken(f"{c.path} follows the commit {c.previous[:8]}, which no line acknowledges")
     if promised or not lost:
         return notes.finding(f"{len(live)} committed checkpoints are there and whole", checked=bool(known or disk))
-    said = f"not promised under {case.run.stored.config.write_mode.name}; {len(lost)} lost, {len(live)} at the end"
-    return notes.finding(said, lost, checked=False)
+    message = f"not promised under {case.run.stored.config.write_mode.name}; {len(lost)} lost, {len(live)} at the end"
+    return notes.finding(message, lost, checked=False)
 
 
 def _found_gone(case: Case) -> list[str]:

@@ -192,8 +192,8 @@ def _of_ranks(case: Case, a: Attempt) -> Iterator[Instant]:
     for saved in logs.checkpoints.events:
         if saved.event in ("submitted", "released"):
             yield Instant(saved.at, saved.time, (a.attempt, 0), f"the {saved.event} line of step {saved.global_step} of {who}")
-    for rank, told in sorted(logs.survivor_reports.items()):
-        for each in told.events:
+    for rank, reports in sorted(logs.survivor_reports.items()):
+        for each in reports.events:
             yield Instant(each.at, each.time, (a.attempt, rank), f"the survivor report of {who} rank {rank}")
     if logs.final:
         yield Instant(logs.final.at, logs.final.time, (a.attempt, 0), f"final.json of {who}")

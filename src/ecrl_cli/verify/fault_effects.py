@@ -72,13 +72,13 @@ def check_writer_deaths(case: Case, notes: FindingBuilder) -> None:
     """In each session at least as many background writers died as the plan killed, at most as many as were started; none without a writer."""
     sessions = {a.attempt: a.session for a in case.attempts}
     background = strategy_of(case.run.stored.config).background
-    struck = [sessions.get(fired.attempt) for fired in case.run.fired if background and recorded_kind(fired.kind).victim is Victim.WRITER]
+    killed = [sessions.get(fired.attempt) for fired in case.run.fired if background and recorded_kind(fired.kind).victim is Victim.WRITER]
     for number, session in enumerate(case.run.sessions):
         started = WRITERS_PER_ATTEMPT * list(sessions.values()).count(number) if background else 0
         if session.writer_deaths is None:  # recorded by an earlier version
             continue
-        if session.writer_deaths < struck.count(number):
-            notes.broken(f"{struck.count(number)} background writers were killed by the plan in session {number}, {session.writer_deaths} died")
+        if session.writer_deaths < killed.count(number):
+            notes.broken(f"{killed.count(number)} background writers were killed by the plan in session {number}, {session.writer_deaths} died")
         if not 0 <= session.writer_deaths <= started:
             notes.broken(
                 f"{shown(session.writer_deaths)} background writers are said to have died in session {number}, at most {started} were started"

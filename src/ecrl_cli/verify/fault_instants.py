@@ -29,7 +29,7 @@ def check_instant(case: Case, fired: InjectedFault, entry: PlannedFailure, notes
     began, ended = _window(case, fired, entry, a)
     who = f"entry {fired.index} ({entry.kind})"
     if fired.at < began - _SLACK_S:
-        notes.broken(f"{who} fired {began - fired.at:.3f} s before attempt {fired.attempt} could be struck")
+        notes.broken(f"{who} fired {began - fired.at:.3f} s before attempt {fired.attempt} could be hit")
     if fired.at > ended + _SLACK_S:
         notes.broken(f"{who} fired {fired.at - ended:.3f} s after attempt {fired.attempt} was over")
     if a is None or entry.moment == "rest":
@@ -81,7 +81,7 @@ def _check_passed(case: Case, a: Attempt, pending: Iterable[PlannedFailure], not
         due = entry.moment == "boundary" or entry.moment in INSIDE
         if due and a.resumed_from_step < entry.global_step < furthest and fired_in.get(entry.index, a.attempt + 1) > a.attempt:
             notes.broken(
-                f"entry {entry.index} ({entry.kind} at step {entry.global_step}) did not strike attempt {a.attempt}, which went past that step"
+                f"entry {entry.index} ({entry.kind} at step {entry.global_step}) was not injected into attempt {a.attempt}, which went past that step"
             )
 
 

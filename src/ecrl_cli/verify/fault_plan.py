@@ -39,9 +39,9 @@ def failures_once(case: Case) -> Finding:
         entry = by_index.get(fired.index)
         if entry is None or (entry.kind, entry.rank, entry.global_step) != (fired.kind, fired.rank, fired.global_step):
             notes.broken(f"entry {fired.index} fired ({fired.kind}, rank {fired.rank}, step {fired.global_step}), which was not planned")
-        struck = entry or PlannedFailure(fired.index, fired.kind, fired.rank, fired.global_step)
-        check_effect(case, fired, struck, notes)
-        check_instant(case, fired, struck, notes)
+        hit = entry or PlannedFailure(fired.index, fired.kind, fired.rank, fired.global_step)
+        check_effect(case, fired, hit, notes)
+        check_instant(case, fired, hit, notes)
     check_writer_deaths(case, notes)
     _check_repeats(case, by_index, notes)
     unfired = {entry.index: entry for entry in planned if entry.index not in {fired.index for fired in case.run.fired}}
@@ -61,21 +61,21 @@ def _not_reached(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str
     if not waiting or case.run.supervisor is None:
         return {}
     lived = timeline(case.run).wall_s
-    told = f"did not fire: the run was over after {lived:.3f} s of supervised time"
-    return {entry.index: f"entry {entry.index} (due after {entry.seconds:.3f} s) {told}" for entry in waiting if entry.seconds > lived - _SLACK_S}
+    reason = f"did not fire: the run was over after {lived:.3f} s of supervised time"
+    return {entry.index: f"entry {entry.index} (due after {entry.seconds:.3f} s) {reason}" for entry in waiting if entry.seconds > lived - _SLACK_S}
 
 
 def _struck_nobody(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
     """Entries that never fired because their rank had died by their wall time and no later attempt replaced it: by index, with a description."""
     if not recovery_of(case.run.stored.config).shrinks:
         return {}
-    windows, told = timeline(case.run).windows, {}
+    windows, reasons = timeline(case.run).windows, {}
     for entry in (each for each in unfired if each.moment == "wall"):
         late = [a for a in case.attempts if _lived_until(a, windows) > entry.seconds + _SLACK_S]
         if late and all(a.world_size <= entry.rank for a in late):
             words = f"rank {entry.rank} had died and nobody took its place, {late[0].world_size} ranks were left after {entry.seconds:.3f} s"
-            told[entry.index] = f"entry {entry.index} did not fire: {words}"
-    return told
+            reasons[entry.index] = f"entry {entry.index} did not fire: {words}"
+    return reasons
 
 
 def _lived_until(a: Attempt, windows: tuple[tuple[float, float], ...]) -> float:
@@ -89,15 +89,15 @@ def _never_chosen(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, st
 
     Either no attempt after their step chose a checkpoint (survivors continued from memory), or there was no other one to fall back to.
     """
-    told = {}
+    reasons = {}
     for entry in (each for each in unfired if recorded_kind(each.kind).needs_checkpoints):
         behind = [a for n, a in enumerate(case.attempts) if any((b.last_step or 0) >= entry.global_step for b in case.attempts[:n])]
         chose = [a for a in behind if a.memory != SURVIVORS]
         if behind and not chose:
-            told[entry.index] = f"entry {entry.index} did not fire: no attempt behind step {entry.global_step} chose a checkpoint"
+            reasons[entry.index] = f"entry {entry.index} did not fire: no attempt behind step {entry.global_step} chose a checkpoint"
         elif chose and all(len(case.checkpoints.left[a.attempt]) < recorded_kind(entry.kind).needs_checkpoints for a in chose):
-            told[entry.index] = f"entry {entry.index} did not fire: there was no other checkpoint to fall back to behind step {entry.global_step}"
-    return told
+            reasons[entry.index] = f"entry {entry.index} did not fire: there was no other checkpoint to fall back to behind step {entry.global_step}"
+    return reasons
 
 
 def _without_victim(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
@@ -108,13 +108,13 @@ def _without_victim(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, 
     config = case.run.stored.config
     if not may_shrink(config) and not recovery_of(config).shrinks:
         return {}
-    why, told = "gone with a node" if may_shrink(config) else "died and nobody took its place", {}
+    why, reasons = "gone with a node" if may_shrink(config) else "died and nobody took its place", {}
     for entry in unfired:
         done, step = case.path.of(entry.global_step), entry.global_step
         passed = any(a.world_size > entry.rank and (a.last_step or 0) > step for a in case.attempts)
         if done and not passed and (entry.rank >= done.world_size or _died_in(case, done.attempt, entry)):
-            told[entry.index] = f"entry {entry.index} did not fire: rank {entry.rank} had {why}, {done.world_size} ranks did step {step}"
-    return told
+            reasons[entry.index] = f"entry {entry.index} did not fire: rank {entry.rank} had {why}, {done.world_size} ranks did step {step}"
+    return reasons
 
 
 def _died_in(case: Case, attempt: int, entry: PlannedFailure) -> bool:
@@ -125,12 +125,12 @@ def _died_in(case: Case, attempt: int, entry: PlannedFailure) -> bool:
 
 def _check_repeats(case: Case, by_index: dict[int, PlannedFailure], notes: FindingBuilder) -> None:
     """No attempt died again of a fault that had fired in another attempt."""
-    struck = _struck(case, by_index)
+    hit = _struck(case, by_index)
     for a in case.attempts:
         for fired in case.run.fired:
             entry = by_index.get(fired.index)
             again = entry is not None and entry.moment == "boundary" and _looks_like(case, a, fired)
-            if fired.attempt != a.attempt and a.attempt not in struck and again:
+            if fired.attempt != a.attempt and a.attempt not in hit and again:
                 notes.broken(f"entry {fired.index} fired in attempt {fired.attempt} and attempt {a.attempt} died of it again")
 
 
@@ -150,6 +150,6 @@ def _looks_like(case: Case, a: Attempt, fired: InjectedFault) -> bool:
 
 def _unplanned(case: Case, by_index: dict[int, PlannedFailure]) -> list[str]:
     """Unplanned deaths: no broken promise, but reported as evidence."""
-    struck = _struck(case, by_index)
+    hit = _struck(case, by_index)
     ends = {"died": "died unplanned", "hung": "hung unplanned", SURVIVED: "outlived an unplanned death"}
-    return [f"attempt {a.attempt} {ends[a.outcome]}: {how_it_ended(a)}" for a in case.attempts if a.outcome in ends and a.attempt not in struck]
+    return [f"attempt {a.attempt} {ends[a.outcome]}: {how_it_ended(a)}" for a in case.attempts if a.outcome in ends and a.attempt not in hit]

@@ -95,11 +95,11 @@ def _check_environment(case: Case, notes: FindingBuilder) -> None:
         notes.missing("environment.json is missing: what the run ran on is not known")
         return
     try:
-        told = read_json(path)
+        environment = read_json(path)
     except (RecordError, OSError) as error:
         notes.missing(f"environment.json cannot be read: {type(error).__name__}")
         return
-    if not isinstance(told, Mapping) or not isinstance(told.get("packages"), Mapping):
+    if not isinstance(environment, Mapping) or not isinstance(environment.get("packages"), Mapping):
         notes.missing("environment.json is no environment")
 
 
@@ -108,15 +108,15 @@ def other_environment(case: Case) -> tuple[str, ...]:
     if case.reference is None:
         return ()
     ours, theirs = _environment(case.run.layout.environment), _environment(case.reference.layout.environment)
-    kernels = sorted({name for told in (ours, theirs) for name in _kernels(told)})
+    kernels = sorted({name for environment in (ours, theirs) for name in _kernels(environment)})
     names = ("source_sha256", "packages.torch", "machine", "cpu.model", *kernels)
     differing = [(name, _at(ours, name), _at(theirs, name)) for name in names if _at(ours, name) != _at(theirs, name)]
     return tuple(f"the reference ran with {name} {_value(there)}, this run with {_value(here)}" for name, here, there in differing)
 
 
-def _kernels(told: Any) -> Iterator[str]:
+def _kernels(environment: Any) -> Iterator[str]:
     """The dotted keys of recorded kernel choices; names with a dot are skipped."""
-    chosen = told.get("math_kernels") if isinstance(told, Mapping) else None
+    chosen = environment.get("math_kernels") if isinstance(environment, Mapping) else None
     if isinstance(chosen, Mapping):
         yield from (f"math_kernels.{name}" for name in chosen if isinstance(name, str) and "." not in name)
 

@@ -153,9 +153,11 @@ def as_components(state: RankState) -> dict[str, str]:
 def check_survivors(case: Case, notes: FindingBuilder) -> None:
     """A survivor reports the state that it logged after the same step."""
     for a in case.run.attempt_logs:
-        for rank, told in a.survivor_reports.items():
+        for rank, reports in a.survivor_reports.items():
             lines = a.ranks.get(rank)
-            for said in told.events:
-                logged = [line.state_digest for line in (lines.events if lines else ()) if line.global_step == said.global_step and line.state_digest]
-                if said.state_digest and logged and logged[-1] != said.state_digest:
-                    notes.broken(f"rank {rank} of attempt {a.attempt} left with another state than it logged behind step {said.global_step}")
+            for report in reports.events:
+                logged = [
+                    line.state_digest for line in (lines.events if lines else ()) if line.global_step == report.global_step and line.state_digest
+                ]
+                if report.state_digest and logged and logged[-1] != report.state_digest:
+                    notes.broken(f"rank {rank} of attempt {a.attempt} left with another state than it logged behind step {report.global_step}")

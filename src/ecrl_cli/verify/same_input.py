@@ -37,12 +37,12 @@ def same_input(case: Case) -> Finding:
                 against += 1
                 _compare(line, who, ("the reference", others[key]), notes)
     recut = _check_windows(case, notes)
-    said = f"{compared} shards computed again look as they did at first"
-    said += f", {against} look as in the reference" if case.reference else ""
-    said += f", {recut} windows look the same cut for another number of ranks" if recut else ""
+    message = f"{compared} shards computed again look as they did at first"
+    message += f", {against} look as in the reference" if case.reference else ""
+    message += f", {recut} windows look the same cut for another number of ranks" if recut else ""
     if not compared + against + recut:
         return notes.finding("no shard was computed twice, and there is no reference to compare with", checked=False)
-    return notes.finding(said)
+    return notes.finding(message)
 
 
 def _check_windows(case: Case, notes: FindingBuilder) -> int:

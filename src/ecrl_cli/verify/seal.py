@@ -17,20 +17,20 @@ def records_sealed(case: Case) -> Finding:
     Not checked without a seal, unless one is required: the configuration names a key, or one was given.
     """
     notes = FindingBuilder(PROMISE)
-    asked = bool(case.run.stored.config.seal.key_file)
+    keyed = bool(case.run.stored.config.seal.key_file)
     try:
         seal = read_seal(case.run.layout)
     except (RecordError, OSError) as error:
         notes.broken(f"seal.json cannot be read: {error.fact if isinstance(error, RecordError) else error.strerror}")
         return notes.finding("")
     if seal is None:
-        if case.ended and (asked or case.seal_key):
-            why = "seal.key_file is set" if asked else "a key was given"
+        if case.ended and (keyed or case.seal_key):
+            why = "seal.key_file is set" if keyed else "a key was given"
             notes.missing(f"not sealed, and {why}: the seal was removed, or the run was killed before it was written")
         return notes.finding("not sealed" if case.ended else "not sealed: the run has not ended", checked=False)
     _check_content(case, seal, notes)
-    said = _signature(case, seal, asked, notes)
-    return notes.finding(f"{said}: {len(seal.files)} files and {len(seal.checkpoints)} checkpoints are as they were when the run ended")
+    message = _signature(case, seal, keyed, notes)
+    return notes.finding(f"{message}: {len(seal.files)} files and {len(seal.checkpoints)} checkpoints are as they were when the run ended")
 
 
 def _check_content(case: Case, seal: Seal, notes: FindingBuilder) -> None:
@@ -60,11 +60,11 @@ def _check_checkpoints(case: Case, seal: Seal, notes: FindingBuilder) -> None:
             notes.broken(f"changed since it was sealed: {c.path} (another commit)")
 
 
-def _signature(case: Case, seal: Seal, asked: bool, notes: FindingBuilder) -> str:
+def _signature(case: Case, seal: Seal, keyed: bool, notes: FindingBuilder) -> str:
     """A description of how far the signature was checked."""
     if not seal.hmac_sha256:
-        if asked or case.seal_key:
-            why = "seal.key_file asks for a signature" if asked else "a key was given"
+        if keyed or case.seal_key:
+            why = "seal.key_file asks for a signature" if keyed else "a key was given"
             notes.broken(f"seal.json is not signed, and {why}")
         return "sealed"
     key, why = (case.seal_key, "") if case.seal_key else _own_key(case)

@@ -17,8 +17,8 @@ def other_code(case: Case) -> tuple[str, ...]:
     spans = [(code, [number for number, _ in group]) for code, group in groupby(ran, key=lambda item: item[1])]
     if len(spans) < 2:
         return ()
-    told = [f"{_attempts(numbers)} ran {f'code {shown(code[:12])}' if code else 'code that is not on record'}" for code, numbers in spans]
-    return ("the run went on under other code: " + ", ".join(told),)
+    texts = [f"{_attempts(numbers)} ran {f'code {shown(code[:12])}' if code else 'code that is not on record'}" for code, numbers in spans]
+    return ("the run went on under other code: " + ", ".join(texts),)
 
 
 def _attempts(numbers: list[int]) -> str:

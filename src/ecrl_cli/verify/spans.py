@@ -122,15 +122,15 @@ def _check_save(case: Case, a: Attempt, account: SpanAccount, lines: tuple[Check
         return
     first, last = _extent(account, here)
     before, behind = account.spans[first:here], account.spans[here : last + 1]
-    for name, said, spans in (
+    for name, recorded, spans in (
         ("snapshot", submitted.snapshot_s, before),
         ("serialize", submitted.serialize_s, before),
         ("backpressure", submitted.backpressure_s, before),
         ("enqueue", released.enqueue_s if released else None, behind),
     ):
         spent = sum(span.end - span.start for span in spans if span.category == name)
-        if said is not None and all(abs(said - spent - more) > ROUNDING_S for more in (0.0, _left_over(account, first, name))):
-            notes.broken(f"{who} has {said:.6f} s of {name} by its line, {spent:.6f} s by the spans of rank 0")
+        if recorded is not None and all(abs(recorded - spent - more) > ROUNDING_S for more in (0.0, _left_over(account, first, name))):
+            notes.broken(f"{who} has {recorded:.6f} s of {name} by its line, {spent:.6f} s by the spans of rank 0")
     if released and released.at <= account.end + ROUNDING_S:
         _check_stall(who, account, (first, last), released, notes)
         _check_barrier(case, a, account.spans[last].end, released, notes)

@@ -72,12 +72,12 @@ def _check_beside(line: CheckpointLine, a: AttemptRecords, notes: FindingBuilder
     own = [other for other in a.checkpoints.events if other.global_step == line.global_step]
     submitted = next((other for other in own if other.event == "submitted"), None)
     end = next((other for other in own if other.event in CHECKPOINT_ENDS), None)
-    said: dict[str, float] = {"enqueue": line.enqueue_s}
+    recorded: dict[str, float] = {"enqueue": line.enqueue_s}
     if submitted:
-        said |= {name: getattr(submitted, f"{name}_s") for name in ("snapshot", "serialize", "backpressure")}
+        recorded |= {name: getattr(submitted, f"{name}_s") for name in ("snapshot", "serialize", "backpressure")}
     if end and any(name in line.stall_parts for name in _INSIDE):
-        said |= {name: getattr(end, f"{name}_s") for name in ("write", "hash", "commit")}
-    for name, seconds in said.items():
+        recorded |= {name: getattr(end, f"{name}_s") for name in ("write", "hash", "commit")}
+    for name, seconds in recorded.items():
         part = line.stall_parts.get(name, 0.0)
         if not abs(part - seconds) <= ROUNDING_S:
             notes.broken(f"{_who(line)} has {part:.6f} s of {name}, the lines of that checkpoint say {seconds:.6f} s")
@@ -91,11 +91,11 @@ def _check_spans(line: CheckpointLine, spans: Sequence[Span], ends: Sequence[flo
         note = notes.broken if ends and ends[-1] > line.at else notes.missing
         note(f"{_who(line)} is {line.stall_s:.6f} s, and no spans of rank 0 before its end are")
         return
-    told: dict[str, float] = {}
+    recorded: dict[str, float] = {}
     for name, seconds in line.stall_parts.items():
-        told[STALL_PARTS[name]] = told.get(STALL_PARTS[name], 0.0) + seconds
-    for category in sorted({*told, *spent}):
-        one, other = told.get(category, 0.0), spent.get(category, 0.0)
+        recorded[STALL_PARTS[name]] = recorded.get(STALL_PARTS[name], 0.0) + seconds
+    for category in sorted({*recorded, *spent}):
+        one, other = recorded.get(category, 0.0), spent.get(category, 0.0)
         if not abs(one - other) <= ROUNDING_S:
             notes.broken(f"{_who(line)} has {one:.6f} s in {category} by its parts, {other:.6f} s by the spans of rank 0")
 

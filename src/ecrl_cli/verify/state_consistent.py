@@ -20,9 +20,9 @@ def state_consistent(case: Case) -> Finding:
     ended = check_end(case, notes)
     check_survivors(case, notes)
     check_due(case, notes)
-    said = [
+    texts = [
         f"ranks agree behind {steps} steps" + (" and at the end" if ended else ""),
         f"the learning rate on {lines} lines is the schedule's",
         f"{documents} checkpoints hold what the configuration says" + (f", {stored} of them what the ranks logged" if stored else ""),
     ]
-    return notes.finding("; ".join(said), checked=bool(steps or lines or documents or ended))
+    return notes.finding("; ".join(texts), checked=bool(steps or lines or documents or ended))

@@ -121,10 +121,10 @@ def _of_survivors(case: Case, a: Attempt, rank: int, notes: FindingBuilder) -> d
 
 def _check_carried(case: Case, a: Attempt, rank: int, origin: int, notes: FindingBuilder) -> None:
     """A survivor begins with the state that it left the previous attempt with."""
-    told = case.run.logs(a.continues).survivor_reports.get(origin) if a.continues is not None else None
+    reports = case.run.logs(a.continues).survivor_reports.get(origin) if a.continues is not None else None
     held: RestoredState | None = case.run.logs(a.attempt).restored.get(rank)
-    for said in told.events if told else ():
-        if held and said.state_digest and said.state_digest != held.state_digest:
+    for report in reports.events if reports else ():
+        if held and report.state_digest and report.state_digest != held.state_digest:
             notes.broken(f"attempt {a.attempt} rank {rank} began with another state than it left attempt {a.continues} with")
 
 

@@ -182,9 +182,9 @@ def _check_phases(case: Case, record: SupervisorRecord, notes: FindingBuilder) -
         if not a.phases:
             continue
         for name in sorted(a.phases.keys() | expected.keys()):
-            said, found = a.phases.get(name, 0.0), expected.get(name, 0.0)
-            if abs(said - found) > _PHASE_S:
-                text = f"attempt {a.attempt} took {said:.6f} s for {name} by supervisor.json, {found:.6f} s by the records"
+            recorded, measured = a.phases.get(name, 0.0), expected.get(name, 0.0)
+            if abs(recorded - measured) > _PHASE_S:
+                text = f"attempt {a.attempt} took {recorded:.6f} s for {name} by supervisor.json, {measured:.6f} s by the records"
                 if absent:
                     notes.missing(f"{text} ({absent})")
                 else:

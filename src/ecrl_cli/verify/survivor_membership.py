@@ -17,7 +17,7 @@ from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 Line = tuple[int, int, int]  # attempt, rank, step
-Told = dict[int, SurvivorReport]
+Reports = dict[int, SurvivorReport]
 # What survivors must agree on; their waiting times may differ.
 _AGREED: dict[str, Callable[[SurvivorReport], Any]] = {
     "how far they came": lambda t: t.global_step,
@@ -52,30 +52,30 @@ def dead(a: Attempt, report: SurvivorReport) -> set[int]:
 
 
 def _survival(case: Case, a: Attempt, notes: FindingBuilder) -> set[Line]:
-    told = _told(case, a, notes)
-    _check_went_on(case, a, told, notes)
-    check_reports(case, a, told, notes)
-    before = len(told)
-    told = {rank: t for rank, t in told.items() if _check_report(case, a, rank, t, notes)}
-    if not told:
+    reports = _complete_reports(case, a, notes)
+    _check_went_on(case, a, reports, notes)
+    check_reports(case, a, reports, notes)
+    count = len(reports)
+    reports = {rank: t for rank, t in reports.items() if _check_report(case, a, rank, t, notes)}
+    if not reports:
         return set()
-    first, one = min(told.items())
-    agreed, relied_on = before == len(told), a.outcome == SURVIVED  # otherwise all restart from a checkpoint
-    for rank, other in sorted(told.items()):
+    first, first_report = min(reports.items())
+    agreed, relied_on = count == len(reports), a.outcome == SURVIVED  # otherwise all restart from a checkpoint
+    for rank, other in sorted(reports.items()):
         for what, aspect in _AGREED.items():
-            if aspect(other) != aspect(one):
+            if aspect(other) != aspect(first_report):
                 agreed = False
                 if relied_on:
                     notes.broken(f"survivors differ: ranks {first} and {rank} of attempt {a.attempt} do not report the same in {what}")
-    _check_lost_samples(case, a, one, notes)
-    _check_struck(case, a, one, notes)
-    complete = agreed and set(continuing_ranks(case.run, a.attempt)) <= told.keys()
-    return _excused(case, a, one) if complete else set()
+    _check_lost_samples(case, a, first_report, notes)
+    _check_lost_in_forward(case, a, first_report, notes)
+    complete = agreed and set(continuing_ranks(case.run, a.attempt)) <= reports.keys()
+    return _excused(case, a, first_report) if complete else set()
 
 
-def _told(case: Case, a: Attempt, notes: FindingBuilder) -> Told:
+def _complete_reports(case: Case, a: Attempt, notes: FindingBuilder) -> Reports:
     """By rank, the survivor reports that are complete."""
-    told: Told = {}
+    reports: Reports = {}
     for rank, lines in case.run.logs(a.attempt).survivor_reports.items():
         who = f"the survivor report of attempt {a.attempt} rank {rank}"
         if len(lines.events) > 1:
@@ -85,15 +85,15 @@ def _told(case: Case, a: Attempt, notes: FindingBuilder) -> Told:
         elif not lines.events:
             notes.missing(f"{who} is empty or cannot be read")
         else:
-            told[rank] = lines.events[0]
-    return told
+            reports[rank] = lines.events[0]
+    return reports
 
 
-def _check_went_on(case: Case, a: Attempt, told: Told, notes: FindingBuilder) -> None:
+def _check_went_on(case: Case, a: Attempt, reports: Reports, notes: FindingBuilder) -> None:
     went, after = continuing_ranks(case.run, a.attempt), successor(case.run, a.attempt)
     for rank in sorted(set(went) - set(case.run.logs(a.attempt).survivor_reports)):
         notes.missing(f"rank {rank} of attempt {a.attempt} went on and left no survivor report")
-    for rank, report in told.items():
+    for rank, report in reports.items():
         if gone := sorted(set(went) - set(report.alive)):
             notes.broken(f"rank {gone[0]} of attempt {a.attempt} went on, rank {rank} reports that it had died")
         relied_on = after and (after.continues, after.memory) == (a.attempt, SURVIVORS)  # a snapshot may be of an earlier step
@@ -181,17 +181,17 @@ def _check_lost_samples(case: Case, a: Attempt, t: SurvivorReport, notes: Findin
         notes.broken(f"{who}: {text}")
 
 
-def _check_struck(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuilder) -> None:
+def _check_lost_in_forward(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuilder) -> None:
     """A rank that died in its forward pass contributed no gradient: if the others finished that step, its samples are lost on every layer."""
-    planned, losers, layers = {entry.index: entry for entry in case.run.plan or ()}, gave_nothing(a, t), sum(map(len, t.layers))
+    planned, lost, layers = {entry.index: entry for entry in case.run.plan or ()}, gave_nothing(a, t), sum(map(len, t.layers))
     for fired in case.run.fired:
         entry, step = planned.get(fired.index), fired.at_step
         if fired.attempt != a.attempt or step is None or entry is None or entry.moment != "forward":
             continue
         if not recorded_kind(entry.kind).others_go_on:
             continue
-        if t.global_step >= step and not 0 < layers == len(losers.get(fired.rank, ())):
-            who = f"rank {fired.rank} was struck in the forward pass of step {step} of attempt {a.attempt}"
+        if t.global_step >= step and not 0 < layers == len(lost.get(fired.rank, ())):
+            who = f"rank {fired.rank} was hit in the forward pass of step {step} of attempt {a.attempt}"
             notes.broken(f"{who}, which others finished: they do not report that its samples are lost on every layer")
 
 

@@ -16,13 +16,13 @@ from ecrl_cli.verify.verification_input import Case
 _PARAMETER = "parameters."
 
 
-def check_reports(case: Case, a: Attempt, told: dict[int, SurvivorReport], notes: FindingBuilder) -> None:
+def check_reports(case: Case, a: Attempt, reports: dict[int, SurvivorReport], notes: FindingBuilder) -> None:
     """Check each report against the recorded deaths, the rank's own log and spans, and the checkpoints."""
-    for rank, report in sorted(told.items()):
+    for rank, report in sorted(reports.items()):
         who = f"rank {rank} of attempt {a.attempt}"
         _check_living(case, a, who, report, notes)
         _check_log(case, a, rank, report, notes)
-    for report in list(told.values())[:1]:  # all agree on these, or the difference is reported elsewhere
+    for report in list(reports.values())[:1]:  # all agree on these, or the difference is reported elsewhere
         _check_layers(case, a, report, notes)
         _check_state(case, a, report, notes)
 

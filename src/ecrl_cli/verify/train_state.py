@@ -39,11 +39,11 @@ def check_settings(case: Case, notes: FindingBuilder) -> int:
     for a in case.attempts:
         scale = _scale_before(case, a) if config.precision == "fp16" else None
         for rank, lines in sorted(case.run.logs(a.attempt).ranks.items()):
-            told = [line for line in lines.events if line.lr is not None]
-            looked_at += len(told)
-            _check_rates(config, a.attempt, rank, told, notes)
+            lines_with_lr = [line for line in lines.events if line.lr is not None]
+            looked_at += len(lines_with_lr)
+            _check_rates(config, a.attempt, rank, lines_with_lr, notes)
             if scale is not None:
-                _check_scales(a, rank, told, scale, notes)
+                _check_scales(a, rank, lines_with_lr, scale, notes)
     return looked_at
 
 
@@ -155,10 +155,10 @@ def _wrong_loss(case: Case, c: StoredCheckpoint) -> list[str]:
     if committed is None or "loss" not in c.train or 0 not in (ranks := case.run.logs(committed.attempt).ranks):
         return []
     lines = [line.loss for line in ranks[0].events if line.global_step == c.step]
-    said = c.train["loss"]
-    if not lines or not isinstance(lines[0], float) or (isinstance(said, int | float) and same_float(float(said), lines[0])):
+    loss = c.train["loss"]
+    if not lines or not isinstance(lines[0], float) or (isinstance(loss, int | float) and same_float(float(loss), lines[0])):
         return []
-    return [f"loss {shown(said)}, not {lines[0]!r}"]
+    return [f"loss {shown(loss)}, not {lines[0]!r}"]
 
 
 def _unlike(due: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:

@@ -43,8 +43,8 @@ def same_trajectory(case: Case) -> Finding:
         return _alone(case, replays, again)
     finding = _compare(case, case.reference, replays, again)
     for other in case.others:
-        if said := disagreement(case.reference, other):
-            return _torn(case, finding, other, said)
+        if difference := disagreement(case.reference, other):
+            return _torn(case, finding, other, difference)
     return finding
 
 
@@ -69,10 +69,10 @@ def _nobody(kin: tuple[str, ...]) -> str:
     return f"{which} its reference_id, and none of them is undisturbed"
 
 
-def _torn(case: Case, finding: Finding, other: RunRecords, said: str) -> Finding:
+def _torn(case: Case, finding: Finding, other: RunRecords, difference: str) -> Finding:
     """Two references disagree: a run that equals neither is invalid; one that equals either is unknown."""
     assert case.reference is not None
-    text = f"the references {case.reference.layout.root.name} and {other.layout.root.name} disagree: {said}"
+    text = f"the references {case.reference.layout.root.name} and {other.layout.root.name} disagree: {difference}"
     second = same_trajectory(replace(case, reference=other, others=()))
     if finding.status == second.status == INVALID:
         return replace(finding, evidence=(*finding.evidence, text))

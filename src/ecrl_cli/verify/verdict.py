@@ -95,9 +95,9 @@ def counted(findings: Iterable[Finding]) -> str:
     """How many promises were broken, not proven, kept and not checked, as text; zero counts are left out."""
     numbers = Counter(finding.status for finding in findings)
     words = ((INVALID, "broken"), (UNKNOWN, "not proven"), (VALID, "kept"), (NOT_CHECKED, "not checked"))
-    told = [(numbers[status], word) for status, word in words if numbers[status]]
-    first = [f"{number} {'promise' if number == 1 else 'promises'} {word}" for number, word in told[:1]]
-    return ", ".join([*first, *(f"{number} {word}" for number, word in told[1:])]) or "no promise checked"
+    counts = [(numbers[status], word) for status, word in words if numbers[status]]
+    first = [f"{number} {'promise' if number == 1 else 'promises'} {word}" for number, word in counts[:1]]
+    return ", ".join([*first, *(f"{number} {word}" for number, word in counts[1:])]) or "no promise checked"
 
 
 def render(verdict: Verdict) -> str:

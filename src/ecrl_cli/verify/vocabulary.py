@@ -35,8 +35,8 @@ def _check_attempt(case: Case, logs: AttemptRecords, notes: FindingBuilder) -> N
     words = [_word("an event", line.event, CHECKPOINT_EVENTS) for line in logs.checkpoints.events]
     found = [*filter(None, words), *(text for line in logs.checkpoints.events for text in _bad_numbers(line))]
     _check_file(relative(paths.checkpoints), found, notes)
-    for rank, told in sorted(logs.survivor_reports.items()):
-        _check_file(relative(paths.survivor_report(rank)), [text for each in told.events for text in _bad_numbers(each)], notes)
+    for rank, reports in sorted(logs.survivor_reports.items()):
+        _check_file(relative(paths.survivor_report(rank)), [text for each in reports.events for text in _bad_numbers(each)], notes)
     for rank, records in sorted(logs.lost_sample_records.items()):
         effects = [_word("an effect", line.effect, LOST_SAMPLE_EFFECTS) for line in records.events]
         _check_file(relative(paths.lost_samples(rank)), list(filter(None, effects)), notes)

@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 
 from ecrl_cli.checkpoint.format.canonical_json import digest, parse
 from ecrl_cli.checkpoint.format.hashing import tensor_sha256, workers
-from ecrl_cli.checkpoint.format.image import PartPlace, TensorPlace, round_up
+from ecrl_cli.checkpoint.format.image import PartPlace, TensorPlace, decode_parts, encode_parts, round_up
 from ecrl_cli.checkpoint.format.names import must_be_finite
 from ecrl_cli.checkpoint.format.tensor_table import all_finite
 from ecrl_cli.checkpoint.format.train_document import saved_state
-from ecrl_cli.checkpoint.writer.protocol import decode_parts, encode_parts
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.writing import BLOCK
 

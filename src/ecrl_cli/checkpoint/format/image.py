@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from ecrl_cli.storage.writing import BLOCK
 
@@ -130,3 +131,18 @@ def header_of(specs: list[TensorSpec]) -> bytes:
 
 def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
+
+
+def encode_parts(parts: tuple[PartPlace, ...]) -> list[Any]:
+    """The table of parts: [name, offset, bytes, [[tensor, dtype, shape, offset], ...]]."""
+    return [
+        [part.name, part.offset, part.nbytes, [[place.spec.name, place.spec.dtype, place.spec.shape, place.offset] for place in part.tensors]]
+        for part in parts
+    ]
+
+
+def decode_parts(value: list[Any]) -> tuple[PartPlace, ...]:
+    return tuple(
+        PartPlace(name, offset, nbytes, tuple(TensorPlace(TensorSpec(tensor, dtype, tuple(shape)), at) for tensor, dtype, shape, at in tensors))
+        for name, offset, nbytes, tensors in value
+    )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest, parse_canonical
+from ecrl_cli.checkpoint.format.image import DTYPES, TensorPlace, TensorSpec
 from ecrl_cli.checkpoint.format.names import CHUNK, COMPONENTS, FORMAT_VERSION, PART_NAME
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import shown
@@ -198,3 +199,15 @@ def _check_part(name: str, part: PartEntry) -> None:
 def _hex(text: str) -> None:
     if not _SHA256.fullmatch(text):
         raise ValueError(f"not a SHA-256: {text[:20]!r}")
+
+
+def expected_places(entry: PartEntry) -> list[TensorPlace]:
+    """The tensors' places by the manifest alone, if the part is laid out as by `image.plan_image`. Only the header can confirm them."""
+    specs = [TensorSpec(name, tensor.dtype, tensor.shape) for name, tensor in entry.tensors.items()]
+    if any(spec.dtype not in DTYPES for spec in specs):
+        return []
+    offset, found = entry.bytes - sum(spec.nbytes for spec in specs), []
+    for spec in sorted(specs, key=lambda spec: (-DTYPES[spec.dtype][1], spec.name)):
+        found.append(TensorPlace(spec, offset))
+        offset += spec.nbytes
+    return found if found and found[0].offset >= 8 else []

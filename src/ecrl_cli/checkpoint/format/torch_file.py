@@ -84,14 +84,14 @@ def _longest_pickle(entry: PartEntry, train: bytes) -> int:
 
 
 def _spec(name: str, tensor: _Tensor, entry: PartEntry) -> TensorSpec:
-    said = entry.tensors[name]
-    if said.dtype not in DTYPES:
-        raise ValueError(f"dtype {said.dtype[:40]!r}")
-    if (tensor.storage.dtype, tensor.shape) != (said.dtype, said.shape):
+    declared = entry.tensors[name]
+    if declared.dtype not in DTYPES:
+        raise ValueError(f"dtype {declared.dtype[:40]!r}")
+    if (tensor.storage.dtype, tensor.shape) != (declared.dtype, declared.shape):
         raise ValueError(f"dtype or shape of {name[:80]!r} differs from the manifest")
     if tensor.storage.elements != math.prod(tensor.shape):
         raise ValueError(f"size of {name[:80]!r}")
-    return TensorSpec(name, said.dtype, said.shape)
+    return TensorSpec(name, declared.dtype, declared.shape)
 
 
 class _Archive:

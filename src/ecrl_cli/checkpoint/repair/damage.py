@@ -14,8 +14,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from ecrl_cli.checkpoint.format.image import DTYPES, TensorPlace, TensorSpec
-from ecrl_cli.checkpoint.format.manifest import PartEntry
+from ecrl_cli.checkpoint.format.image import TensorPlace
+from ecrl_cli.checkpoint.format.manifest import PartEntry, expected_places
 from ecrl_cli.checkpoint.format.names import CHUNK
 from ecrl_cli.checkpoint.format.tensor_table import header_length, places
 from ecrl_cli.storage.fs import Fs
@@ -143,18 +143,6 @@ def corrected(piece: memoryview, start: int, flips: tuple[BitFlip, ...]) -> byte
     for flip in inside:
         data = flipped(data, BitFlip(flip.offset - start, flip.bit))
     return data
-
-
-def expected_places(entry: PartEntry) -> list[TensorPlace]:
-    """The tensors' places by the manifest alone, if the part is laid out as by `image.plan_image`. Only the header can confirm them."""
-    specs = [TensorSpec(name, tensor.dtype, tensor.shape) for name, tensor in entry.tensors.items()]
-    if any(spec.dtype not in DTYPES for spec in specs):
-        return []
-    offset, found = entry.bytes - sum(spec.nbytes for spec in specs), []
-    for spec in sorted(specs, key=lambda spec: (-DTYPES[spec.dtype][1], spec.name)):
-        found.append(TensorPlace(spec, offset))
-        offset += spec.nbytes
-    return found if found and found[0].offset >= 8 else []
 
 
 def _look(fs: Fs, fd: int, whole: int, entry: PartEntry) -> _Seen:

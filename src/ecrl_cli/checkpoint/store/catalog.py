@@ -9,12 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ecrl_cli.checkpoint.capture.shared_memory import SnapshotContent
 from ecrl_cli.checkpoint.format.names import REJECTED_PREFIX, STAGE_PREFIX, STEP_NAME, TRASH_PREFIX
 from ecrl_cli.checkpoint.store.atomic_install import remove_group, sidecar_of
 from ecrl_cli.checkpoint.store.integrity import IntegrityReport
 from ecrl_cli.errors import StorageError
-from ecrl_cli.records.events import Rejected, SkippedSnapshot
+from ecrl_cli.records.events import Rejected
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.writing import TEMPORARY
 
@@ -42,22 +41,11 @@ class CheckpointEntry:
 
 
 @dataclass(frozen=True)
-class MemorySnapshotChoice:
-    """A snapshot in memory to resume from: its attempt, step and content."""
-
-    attempt: int
-    global_step: int
-    content: SnapshotContent
-
-
-@dataclass(frozen=True)
 class ResumeChoice:
-    """The newest checkpoint that passed the integrity check, if any, and the newer ones that failed. `recalled`: a newer snapshot in memory."""
+    """The newest checkpoint that passed the integrity check, if any, and the newer ones that failed."""
 
     report: IntegrityReport | None
     rejected: tuple[Rejected, ...]
-    recalled: MemorySnapshotChoice | None = None
-    forgone: tuple[SkippedSnapshot, ...] = ()
 
 
 def entry_of(path: Path) -> CheckpointEntry:

@@ -54,9 +54,9 @@ class CheckpointLog:
 
     def failed(self, global_step: int, error: EcrlError, write_s: float = 0.0) -> None:
         self.last_save = SaveTimes(write_s)
-        told = self._layout.relative_text
-        self.failure = self.failure or told(f"step {global_step} was not saved ({error.key}: {error.fact})")
-        self.write("failed", global_step, reason=told(error.line()), write_s=write_s)
+        text = self._layout.relative_text
+        self.failure = self.failure or text(f"step {global_step} was not saved ({error.key}: {error.fact})")
+        self.write("failed", global_step, reason=text(error.line()), write_s=write_s)
 
     def pointer_failed(self, global_step: int, error: EcrlError) -> None:
         self.write("pointer_failed", global_step, reason=self._layout.relative_text(error.line()))

@@ -17,10 +17,9 @@ from pathlib import Path
 from ecrl_cli.checkpoint.format.canonical_json import parse
 from ecrl_cli.checkpoint.format.hashing import workers
 from ecrl_cli.checkpoint.format.image import DTYPES, TensorPlace
-from ecrl_cli.checkpoint.format.manifest import PartEntry
+from ecrl_cli.checkpoint.format.manifest import PartEntry, expected_places
 from ecrl_cli.checkpoint.format.names import must_be_finite
 from ecrl_cli.checkpoint.format.train_document import check_train_document
-from ecrl_cli.checkpoint.repair.damage import expected_places
 from ecrl_cli.checkpoint.store.integrity import (
     CheckpointRejected,
     IntegrityConfig,
@@ -52,14 +51,14 @@ def _check_contents(fs: Fs, found: OpenCheckpoint, config: IntegrityConfig) -> N
     assert found.manifest is not None
     entries, finite = found.manifest.parts, config.finite
     with ThreadPoolExecutor(workers()) as pool:
-        looks = {name: pool.submit(partial(_look, fs, name, fd, entries[name], finite)) for name, fd in found.files.items()}
-        guesses = {name: look.result() for name, look in looks.items()}
+        jobs = {name: pool.submit(partial(_look, fs, name, fd, entries[name], finite)) for name, fd in found.files.items()}
+        results = {name: job.result() for name, job in jobs.items()}
     with layer("schema"):
         (check_train_document if config.restorable else parse)(found.train)
     laid_out = {name: tensor_places(fs, name, fd, entries[name], found.train) for name, fd in tensor_files(found)}
     for name, found_places in laid_out.items():
         wanted = [place for place in found_places if must_be_finite(place.spec.name, finite)]
-        _check_finite(fs, found.files[name], wanted, guesses[name])
+        _check_finite(fs, found.files[name], wanted, results[name])
 
 
 def _look(fs: Fs, name: str, fd: int, entry: PartEntry, finite: str) -> dict[TensorPlace, bool]:

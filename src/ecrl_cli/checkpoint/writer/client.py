@@ -10,10 +10,11 @@ from typing import Any
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.capture.staging_buffer import StagingBuffer
-from ecrl_cli.checkpoint.format.image import CheckpointImage, PartPlace
-from ecrl_cli.checkpoint.writer.protocol import Channel, connect, encode_parts
+from ecrl_cli.checkpoint.format.image import CheckpointImage, PartPlace, encode_parts
+from ecrl_cli.checkpoint.writer.protocol import Channel
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import EcrlError, Fenced, StorageError
+from ecrl_cli.linux.unix_socket import connect
 from ecrl_cli.records.layout import RunLayout
 
 

@@ -15,49 +15,14 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
-from ecrl_cli.checkpoint.format.image import PartPlace, TensorPlace, TensorSpec
 from ecrl_cli.errors import StorageError
 
 _RECEIVE = 2**18
 _MAX_FDS = 64
 _FD = struct.Struct("i")
-
-
-@contextmanager
-def short_address(path: Path) -> Iterator[str]:
-    """An address for `path` that fits into the 107 bytes of a Unix socket's name, however long the path is."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
-
-
-def listen(path: Path) -> socket.socket:
-    """A listening socket at `path`; replaces an old socket file."""
-    path.unlink(missing_ok=True)
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    with short_address(path) as address:
-        made.bind(address)
-    made.listen(8)
-    return made
-
-
-def connect(path: Path) -> socket.socket:
-    """A socket connected to `path`; OSError if no process listens."""
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        with short_address(path) as address:
-            made.connect(address)
-    except OSError:
-        made.close()
-        raise
-    return made
 
 
 class Channel:
@@ -117,18 +82,3 @@ class Channel:
         self.socket.close()
         for fd in self._fds:
             os.close(fd)
-
-
-def encode_parts(parts: tuple[PartPlace, ...]) -> list[Any]:
-    """The table of parts: [name, offset, bytes, [[tensor, dtype, shape, offset], ...]]."""
-    return [
-        [part.name, part.offset, part.nbytes, [[place.spec.name, place.spec.dtype, place.spec.shape, place.offset] for place in part.tensors]]
-        for part in parts
-    ]
-
-
-def decode_parts(value: list[Any]) -> tuple[PartPlace, ...]:
-    return tuple(
-        PartPlace(name, offset, nbytes, tuple(TensorPlace(TensorSpec(tensor, dtype, tuple(shape)), at) for tensor, dtype, shape, at in tensors))
-        for name, offset, nbytes, tensors in value
-    )

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
-from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, PartPlace
+from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, PartPlace, decode_parts
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, save_and_record
 from ecrl_cli.checkpoint.store.store import CheckpointStore
-from ecrl_cli.checkpoint.writer.protocol import Channel, decode_parts
+from ecrl_cli.checkpoint.writer.protocol import Channel
 from ecrl_cli.config.codec import decode
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.records.heartbeat_table import HeartbeatTable

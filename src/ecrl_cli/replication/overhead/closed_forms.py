@@ -213,8 +213,8 @@ def checkpoints_never_fail(course: JobSpec, work: float, rng: np.random.Generato
 
 _STRUCK = "rollback: interval 1 M, checkpoint 0.1 M, restart 0.3 M"
 PLANTED: dict[str, tuple[str, Walls]] = {
-    "planted: a restart is never struck": (_STRUCK, restarts_never_fail),
-    "planted: a checkpoint is never struck": (_STRUCK, checkpoints_never_fail),
+    "planted: a restart never fails": (_STRUCK, restarts_never_fail),
+    "planted: a checkpoint never fails": (_STRUCK, checkpoints_never_fail),
 }
 
 

@@ -94,7 +94,7 @@ class _Job:
 
     def __post_init__(self) -> None:
         shape = (len(self.every), self.repetitions)
-        self.wall, self.done, self.since, self.checkpoint_owed, self.down, self.struck, self.written = (np.zeros(shape) for _ in range(7))
+        self.wall, self.done, self.since, self.owed, self.down, self.struck, self.written = (np.zeros(shape) for _ in range(7))
         self.target = np.full(shape, self.work)
         self.active, self.fallen, self.waiting = np.ones(shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
 
@@ -123,18 +123,18 @@ class _Job:
         self.done += saved
         self.since = np.where(within, self.since + np.minimum(free, segment), behind - whole * (self.every + cost))
         self.since = np.minimum(self.since, np.minimum(self.every, self.target - self.done))
-        self.checkpoint_owed = np.where(within, self.checkpoint_owed, 0.0)
+        self.owed = np.where(within, self.owed, 0.0)
         self.written += np.where(within, 0.0, 1 + whole)
 
     def fail(self, shares: Floats, fatal: NDArray[np.bool_]) -> None:
         """Apply a failure to all active jobs; those not fatally hit lose `shares` of the work in progress."""
         course = self.course
         falls = self.active & (fatal | (self.waiting & self.fallen))
-        self.target -= np.where(falls, self.checkpoint_owed, 0.0)
-        self.checkpoint_owed = np.where(falls, 0.0, self.checkpoint_owed)
+        self.target -= np.where(falls, self.owed, 0.0)
+        self.owed = np.where(falls, 0.0, self.owed)
         self.since = np.where(falls, 0.0, self.since)
         lost = np.where(self.active & ~falls, course.debt + np.where(self.waiting, 0.0, course.grain * shares), 0.0)
         self.target += lost
-        self.checkpoint_owed += lost
+        self.owed += lost
         self.fallen = falls
         self.down = np.where(falls, course.restart, course.pause)

@@ -60,7 +60,7 @@ def per_failure(index: RecordIndex) -> Table:
     )
     rows = tuple(_failure_row(index, model, parts, strategy) for model, parts in index.models.items() for strategy in STRATEGIES if _counts(strategy))
     note = (
-        f"{index.least} workers, {index.config.casualties} of them struck, half an epoch (or half the interval given) since the checkpoint, half a "
+        f"{index.least} workers, {index.config.casualties} of them lost, half an epoch (or half the interval given) since the checkpoint, half a "
         "mini-batch done. By the published rule: initialization, restart and the replay, of a whole mini-batch under immediate rollback; nothing "
         "under lossy forward."
     )

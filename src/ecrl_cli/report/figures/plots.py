@@ -38,9 +38,9 @@ def bars(axes: Axes, frame: pd.DataFrame, rows: int, thick: float) -> None:
             frame, x="value", y="row", hue="colour", palette=palette, order=range(rows), orient="y", width=thick, dodge=False,
             errorbar=None, saturation=1, linewidth=0, legend=False, ax=axes,
         )  # fmt: skip
-    said = dict(zip(frame["row"], frame["says"], strict=True))
+    labels = dict(zip(frame["row"], frame["says"], strict=True))
     for bar in drawn_bars(axes):
-        set_tooltip(bar, said[round(middle(bar))])
+        set_tooltip(bar, labels[round(middle(bar))])
 
 
 def drawn_bars(axes: Axes) -> list[Rectangle]:

@@ -195,9 +195,9 @@ def _readings(axes: Axes, comparison: Comparison, runs: Sequence[Run]) -> None:
     stride = max(1, -(-len(steps) // READINGS))
     width = (steps[-1] - steps[0]) / len(steps) * stride if steps else 0
     for step in steps[stride // 2 :: stride]:
-        said = [f"{label} {curve[step]:.4g}" for label, curve in curves.items() if step in curve]
+        labels = [f"{label} {curve[step]:.4g}" for label, curve in curves.items() if step in curve]
         band = axes.axvspan(step - width / 2, step + width / 2, alpha=0, linewidth=0)
-        set_tooltip(band, f"loss at step {step:,}: {', '.join(said)}")
+        set_tooltip(band, f"loss at step {step:,}: {', '.join(labels)}")
 
 
 def draw_timelines(comparison: Comparison, runs: Sequence[Run]) -> Figure:

@@ -121,9 +121,9 @@ def without_copies(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:
     kept: list[Run] = []
     notes: list[str] = []
     for members in groups.values():
-        found, said = _of_one_recording(members)
+        found, copies = _of_one_recording(members)
         kept += found
-        notes += said
+        notes += copies
     order = {id(run.input): place for place, run in enumerate(runs)}
     return sorted(kept, key=lambda run: order[id(run.input)]), (*notes, *_repeats(kept))
 

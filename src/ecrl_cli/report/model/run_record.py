@@ -206,14 +206,14 @@ class _Reader:
         place, layout = self.place, self.layout
         records = self.attempt(lambda: bounded(layout) if layout.config.exists() else None, None)
         self.troubles += [f"{file.path}: {file.reason}" for file in records.unread] if records else []
-        told = records if records and records.supervisor else None
-        document = self.attempt(lambda: metrics_from_records(told) if told and not told.unread else None, None)
+        supervised = records if records and records.supervisor else None
+        document = self.attempt(lambda: metrics_from_records(supervised) if supervised and not supervised.unread else None, None)
         metrics = self.attempt(lambda: _metrics(document) if document else None, None)
         if document:
-            self.troubles += self.attempt(lambda: _file_differs(layout, document, told), [])
-        supervisor = told.supervisor if told else None
+            self.troubles += self.attempt(lambda: _file_differs(layout, document, supervised), [])
+        supervisor = supervised.supervisor if supervised else None
         config = encode(records.stored.config) if records else {}
-        account = self.attempt(lambda: timeline(told) if told else None, None)
+        account = self.attempt(lambda: timeline(supervised) if supervised else None, None)
         verdict, divergence = self.attempt(lambda: judge_again(layout) if self.judge_anew else verdict_on_file(layout), NOT_JUDGED)
         self.troubles += [verdict.problem] if verdict.problem else []
         return Run(
@@ -228,13 +228,15 @@ class _Reader:
             records.fired if records else (),
             config,
             self.attempt(lambda: load_environment(layout), {}),
-            self.attempt(lambda: timeline_view(told, self.attempt(lambda: load_disk(layout), ()), account) if told and account else None, None),
+            self.attempt(
+                lambda: timeline_view(supervised, self.attempt(lambda: load_disk(layout), ()), account) if supervised and account else None, None
+            ),
             divergence,
             tuple(self.troubles),
             self.attempt(lambda: checkpoint_account(records).checkpoints if records else (), ()),
-            self.attempt(lambda: restarts(told, account) if told and account else (), ()),
+            self.attempt(lambda: restarts(supervised, account) if supervised and account else (), ()),
             tuple(_missing(layout, supervisor)),
-            self.attempt(lambda: recording_of(told) if told else None, None),
+            self.attempt(lambda: recording_of(supervised) if supervised else None, None),
         )
 
 
@@ -283,16 +285,16 @@ def _names(place: RunInput, metrics: Metrics | None, config: dict[str, Any]) -> 
     if config:
         suite = config["suite_name"] or f"{config['dataset']['name']}-{config['model']['name']}"
         return suite, config["variant"]["name"], str(config["seed"])
-    said = place.manifest_row
-    return said.get("suite", ""), said.get("variant", ""), said.get("seed", "")
+    row = place.manifest_row
+    return row.get("suite", ""), row.get("variant", ""), row.get("seed", "")
 
 
 def _reason(place: RunInput, metrics: Metrics | None, supervisor: SupervisorRecord | None, troubles: Sequence[str]) -> str:
-    said = ": ".join(word for word in (place.manifest_row.get("status", ""), place.manifest_row.get("reason", "")) if word)
+    text = ": ".join(word for word in (place.manifest_row.get("status", ""), place.manifest_row.get("reason", "")) if word)
     if not place.layout.root.is_dir():
-        return f"never started (manifest: {said})"
+        return f"never started (manifest: {text})"
     if metrics is None:
-        return f"its records cannot be read ({troubles[0]})" if troubles else f"nothing on record ({said or 'the run has not begun'})"
+        return f"its records cannot be read ({troubles[0]})" if troubles else f"nothing on record ({text or 'the run has not begun'})"
     if metrics.terminal_status == "running":
         return f"has not ended (step {metrics.committed_steps} of {metrics.target_steps})"
     if metrics.committed_steps < metrics.target_steps or metrics.final is None:
@@ -320,10 +322,10 @@ def verdict_on_file(layout: RunLayout) -> Judged:
 
 def judge_again(layout: RunLayout) -> Judged:
     """Verifies the run, ignoring any verdict on file. Raises what `verify_run` raises."""
-    said = verify_run(layout.root)
-    findings = tuple(Finding(f.promise, f.status, f.message, list(f.evidence)) for f in said.findings)
-    beside = load(RunLayout(named(layout.root).parent / said.reference)) if said.reference else None
-    return Verdict(status_of(findings), findings, said.reference), divergence_document(load(layout), beside) if beside else None
+    verdict = verify_run(layout.root)
+    findings = tuple(Finding(f.promise, f.status, f.message, list(f.evidence)) for f in verdict.findings)
+    beside = load(RunLayout(named(layout.root).parent / verdict.reference)) if verdict.reference else None
+    return Verdict(status_of(findings), findings, verdict.reference), divergence_document(load(layout), beside) if beside else None
 
 
 def status_of(findings: Sequence[Finding]) -> str:

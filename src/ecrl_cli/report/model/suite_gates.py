@@ -49,14 +49,14 @@ def _arms(runs: Sequence[Run], every: Sequence[Run]) -> Gate:
 def _absent(runs: Sequence[Run], every: Sequence[Run]) -> list[str]:
     """Arms without a run: those of the published experiment that the suite repeats, and those of related suites in the sweep."""
     published = replication()
-    told = []
+    missing = []
     for sweep in dict.fromkeys(run.sweep for run in runs):
         here = [run for run in runs if run.sweep == sweep]
         experiment = published.experiment(here[0].suite)
-        kin = [run for run in every if run.sweep == sweep and published.experiment(run.suite) == experiment]
-        wanted = dict.fromkeys([*published.arms(experiment), *(run.variant for run in kin)])
-        told += [f"no {variant}" for variant in wanted if not any(run.variant == variant for run in here)]
-    return told
+        siblings = [run for run in every if run.sweep == sweep and published.experiment(run.suite) == experiment]
+        wanted = dict.fromkeys([*published.arms(experiment), *(run.variant for run in siblings)])
+        missing += [f"no {variant}" for variant in wanted if not any(run.variant == variant for run in here)]
+    return missing
 
 
 def _by_value(seed: str) -> tuple[int, str]:

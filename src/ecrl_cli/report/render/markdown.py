@@ -47,9 +47,9 @@ def terminal_study(study: StudyResult, most: int = ALONE) -> list[str]:
     return [printable(line) for line in [*lines, ""]]
 
 
-def markdown(comparison: Comparison, said: ReportSummary, figures: Sequence[str]) -> str:
+def markdown(comparison: Comparison, summary: ReportSummary, figures: Sequence[str]) -> str:
     """The runs' part of report.md."""
-    lines = [f"# {escaped(said.headline)}", "", *(f"- {escaped(sentence)}" for sentence in said.sentences), ""]
+    lines = [f"# {escaped(summary.headline)}", "", *(f"- {escaped(sentence)}" for sentence in summary.sentences), ""]
     for suite in comparison.suites:
         scale = f"Scale {escaped(comparison.scale([suite]) or 'unknown')}."
         lines += [f"## {escaped(suite)}", "", scale, "", *markdown_of(brief_runs(comparison, suite)), "", *gate_lines(comparison.gates[suite]), ""]

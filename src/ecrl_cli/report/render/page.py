@@ -61,7 +61,7 @@ class Figures:
         return [*self.runs, *(picture for pictures in self.studies.values() for picture in pictures)]
 
 
-def render(comparison: Comparison, studies: Sequence[StudyResult], said: ReportSummary, drawn: Figures) -> str:
+def render(comparison: Comparison, studies: Sequence[StudyResult], summary: ReportSummary, drawn: Figures) -> str:
     """The whole page. Names come from records and are escaped; only our own SVG, style and script are not."""
     script = (HERE / "page.js").read_text(encoding="utf-8")
     return (
@@ -69,7 +69,7 @@ def render(comparison: Comparison, studies: Sequence[StudyResult], said: ReportS
         .get_template("page.html.j2")
         .render(
             **_of_runs(comparison, drawn),
-            said=said,
+            said=summary,
             studies=studies,
             drawn={ident: _in_page(pictures) for ident, pictures in drawn.studies.items()},
             parts=[(part, _in_page(part.pictures)) for part in drawn.parts],

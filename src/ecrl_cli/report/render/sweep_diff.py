@@ -67,21 +67,21 @@ def against_document(found: SweepDiff) -> dict[str, Any]:
 def against_sentences(found: SweepDiff) -> list[str]:
     """What is compared, whether the arms differ, and what differs between the sweeps."""
     pairs, suites = plural(len(found.matched), "pair"), plural(len({m.ours.suite for m in found.matched}), "suite")
-    told = [FOUND.format(ours=found.ours_name, theirs=found.theirs_name, pairs=pairs, suites=suites, scale=found.ours.scale())]
+    sentences = [FOUND.format(ours=found.ours_name, theirs=found.theirs_name, pairs=pairs, suites=suites, scale=found.ours.scale())]
     whole = [scope for scope in found.scopes if scope[0] == ALL] or found.scopes
     goodput = [found.contrast(label, "goodput", *scope) for label in found.labels for scope in whole]
-    told += [_sentence(each, len(found.passed) > 1) for each in goodput if each and each.pair.mean_of_ratios]
+    sentences += [_sentence(each, len(found.passed) > 1) for each in goodput if each and each.pair.mean_of_ratios]
     keys = [difference.key for difference in found.differences]
     more = f" and {len(keys) - 8} more." if len(keys) > 8 else "."
     alike = "Both were recorded in one environment: same machine, same versions, same source."
-    told.append(f"The environments differ in {listed(keys[:8])}{more}" if keys else alike)
+    sentences.append(f"The environments differ in {listed(keys[:8])}{more}" if keys else alike)
     if found.settings:
-        told.append("Counterparts differ in " + listed([f"{key} ({plural(n, 'pair')})" for key, n in found.settings.items()]) + ".")
+        sentences.append("Counterparts differ in " + listed([f"{key} ({plural(n, 'pair')})" for key, n in found.settings.items()]) + ".")
     alone = [
         f"{plural(len(runs), 'run')} of {name}" for runs, name in zip(found.unmatched, (found.ours_name, found.theirs_name), strict=True) if runs
     ]
-    told += [f"Without a counterpart: {listed(alone)}."] if alone else []
-    return told + ([f"Not averaged, because a quality gate failed on one side: {listed(found.failed)}."] if found.failed else [])
+    sentences += [f"Without a counterpart: {listed(alone)}."] if alone else []
+    return sentences + ([f"Not averaged, because a quality gate failed on one side: {listed(found.failed)}."] if found.failed else [])
 
 
 def _sentence(each: Contrast, several: bool) -> str:

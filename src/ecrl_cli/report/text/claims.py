@@ -148,15 +148,15 @@ def _price(claim: Contrast, variant: str) -> str:
 
 
 def _restarts(comparison: Comparison) -> list[str]:
-    told = []
+    costs = []
     for scope, suites in _few(comparison.overall):
         totals = [restart.total_s for suite in suites for arm in comparison.of(suite) for run in arm.runs for restart in run.restarts]
         if totals:
             each, where = summary(totals), _where(comparison, scope)
             interval = f", {_between(each)}" if each.low is not None else ""
             count, scale = plural(each.n, "restart"), comparison.scale(suites)
-            told.append(RESTART.format(where=where, mean=duration(each.mean), interval=interval, count=count, scale=scale))
-    return told
+            costs.append(RESTART.format(where=where, mean=duration(each.mean), interval=interval, count=count, scale=scale))
+    return costs
 
 
 def _where(comparison: Comparison, scope: str) -> str:
@@ -167,7 +167,7 @@ def _where(comparison: Comparison, scope: str) -> str:
 def _efficiency(comparison: Comparison) -> list[str]:
     """How much of the saved stall became saved wall time; no claim if the latter may be zero."""
     found = [(_where(comparison, scope), suites, *each) for scope, suites in comparison.overall for each in overlaps(comparison, suites)]
-    told = []
+    savings = []
     for where, suites, arm, base, saved in _few(found):
         if saved.pairs > 1:
             back = "come back as wall time"
@@ -176,8 +176,8 @@ def _efficiency(comparison: Comparison) -> list[str]:
             elif saved.efficiency_low is not None:
                 back = f"({share(saved.efficiency)}, BCa {share(saved.efficiency_low)} to {share(saved.efficiency_high)}) {back}"
             stall, wall = _seconds(saved.stall_saved_s), _seconds(saved.wall_saved_s)
-            told.append(OVERLAP.format(stall=stall, arm=arm, base=base, where=where, wall=wall, back=back, scale=comparison.scale(suites)))
-    return told
+            savings.append(OVERLAP.format(stall=stall, arm=arm, base=base, where=where, wall=wall, back=back, scale=comparison.scale(suites)))
+    return savings
 
 
 def _seconds(found: Summary) -> str:
@@ -195,7 +195,7 @@ def noise(comparison: Comparison) -> str:
     found = floors(comparison, "goodput")
     if not found:
         return "How far equal runs lie apart here was not measured: add variant=...,ref2." if repeated(comparison) else ""
-    told = [
+    ranges = [
         NOISE.format(
             who="ref2 and ref" if floor.source == AGAIN else "equal runs of different suites",
             largest=share(floor.largest),
@@ -205,4 +205,4 @@ def noise(comparison: Comparison) -> str:
         )
         for floor in found
     ]
-    return f"The noise floor: {listed(told)}; scale {comparison.scale(comparison.passed)}."
+    return f"The noise floor: {listed(ranges)}; scale {comparison.scale(comparison.passed)}."

@@ -60,8 +60,8 @@ def summarize_studies(studies: Sequence[StudyResult]) -> ReportSummary:
         title = f"Every gate of {plural(len(studies), 'study', 'studies')} passed"
     else:
         title = f"Gates failed in {named}" if worst == "bad" else f"No gate failed, but not everything was tried: {named}"
-    told = tuple(f"{study.name}: {progress(study)}." for study in studies)
-    return ReportSummary(title, worst, tuple((sentence,) for sentence in told) if len(studies) > 1 else (told,))
+    sentences = tuple(f"{study.name}: {progress(study)}." for study in studies)
+    return ReportSummary(title, worst, tuple((sentence,) for sentence in sentences) if len(studies) > 1 else (sentences,))
 
 
 def join_summaries(runs: ReportSummary, studies: ReportSummary) -> ReportSummary:

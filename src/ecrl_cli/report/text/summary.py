@@ -33,8 +33,8 @@ def summarize(comparison: Comparison) -> ReportSummary:
         [*(sentences(comparison) if repeated(comparison) else _costs(comparison)), *_stalls(comparison)],
         [noise(comparison), _trust(comparison), apart, *comparison.notes, _left_out(comparison), _gates(comparison)],
     ]
-    told = [tuple(sentence for sentence in part if sentence) for part in parts]
-    return ReportSummary(headline, tone, tuple(paragraph for paragraph in told if paragraph))
+    paragraphs = [tuple(sentence for sentence in part if sentence) for part in parts]
+    return ReportSummary(headline, tone, tuple(paragraph for paragraph in paragraphs if paragraph))
 
 
 def _headline(comparison: Comparison) -> tuple[str, str]:
@@ -77,50 +77,50 @@ def _judged(comparison: Comparison) -> str:
     counts = [(states.count(status), word) for status, word in (("valid", "valid"), ("invalid", "invalid"), ("unknown", "unknown"))]
     text = "Verify judged " + listed([f"{number} of {len(states)} {word}" for number, word in counts if number]) + "."
     missing, stale = states.count("missing"), sum(bool(run.verdict.why) for run in comparison.runs)
-    told = f" {plural(stale, 'verdict')} on file {'is' if stale == 1 else 'are'} not of what lies there now: run ecrl verify again." if stale else ""
+    note = f" {plural(stale, 'verdict')} on file {'is' if stale == 1 else 'are'} not of what lies there now: run ecrl verify again." if stale else ""
     if missing == len(states):
-        return "No run has been verified yet: run ecrl verify." if not stale else told.strip()
+        return "No run has been verified yet: run ecrl verify." if not stale else note.strip()
     unchecked = sum(finding.status == "not checked" for run in comparison.runs for finding in run.verdict.findings)
     text += f" {plural(unchecked, 'promise')} not checked, because nothing could be held against them." if unchecked else ""
-    return text + (f" {plural(missing, 'run')} not verified." if missing else "") + told
+    return text + (f" {plural(missing, 'run')} not verified." if missing else "") + note
 
 
 def _recovered(comparison: Comparison) -> str:
     restarts = sum(m.restarts for m in (run.counted for run in comparison.counted) if m)
     replayed = sum(m.replayed_steps for m in (run.counted for run in comparison.counted) if m)
-    told = [f"{plural(restarts, 'restart')} in all; {plural(replayed, 'step')} had to be done again."] if restarts else []
+    facts = [f"{plural(restarts, 'restart')} in all; {plural(replayed, 'step')} had to be done again."] if restarts else []
     if survivals := sum(m.survivals for m in (run.counted for run in comparison.counted) if m):
         lost = sum(m.lost_samples for m in (run.counted for run in comparison.counted) if m)
-        told.append(
+        facts.append(
             f"In {plural(survivals, 'recovery', 'recoveries')} ranks went on with the state in their memory; {plural(lost, 'sample')} were lost."
         )
-    return " ".join(told) or "Nothing failed and nothing was restarted."
+    return " ".join(facts) or "Nothing failed and nothing was restarted."
 
 
 def _costs(comparison: Comparison) -> list[str]:
     """If every comparison is a single pair: one sentence per arm, with a range over several suites."""
-    told: dict[str, list[tuple[int, str]]] = {}
+    ratios_by_label: dict[str, list[tuple[int, str]]] = {}
     for label, base in compared_arms(comparison):
         found = [pair for suite in comparison.passed if (pair := versus(comparison, label, base, "goodput", [suite]))]
         ratios = [pair.mean_of_ratios.mean for pair in found if pair.mean_of_ratios]
         if ratios:
             order = BASES.index(base) if base in BASES else len(BASES)
-            told.setdefault(label, []).append((order, f"{distance(min(ratios), max(ratios))} {base}"))
+            ratios_by_label.setdefault(label, []).append((order, f"{distance(min(ratios), max(ratios))} {base}"))
     scale = comparison.scale(comparison.passed)
     return [
         f"Goodput of {label} is {listed([text for _, text in sorted(parts, key=lambda part: part[0])])}, scale {scale}."
-        for label, parts in told.items()
+        for label, parts in ratios_by_label.items()
     ]
 
 
 def _stalls(comparison: Comparison) -> list[str]:
-    told = []
+    stalls = []
     for label in comparison.labels:
         values = [v for v in (arm.shown("stall_per_checkpoint_s") for arm in comparison.arms if arm.label == label) if v is not None]
         if values:
             low, high = duration(min(values)), duration(max(values))
-            told.append(f"{low if low == high else f'{low} to {high}'} in {label}")
-    return [f"A checkpoint keeps the training thread waiting for {listed(told)}, scale {comparison.scale()}."] if told else []
+            stalls.append(f"{low if low == high else f'{low} to {high}'} in {label}")
+    return [f"A checkpoint keeps the training thread waiting for {listed(stalls)}, scale {comparison.scale()}."] if stalls else []
 
 
 def _trust(comparison: Comparison) -> str:

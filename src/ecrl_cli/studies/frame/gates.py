@@ -39,8 +39,8 @@ def mutants_found(bug: str = "bug", found: str = "found") -> GateRule:
     """Passes if each bug of the arm `planted`, and at least one, was found. No gate if none was planned."""
 
     def gate(results: Results) -> Iterable[Gate]:
-        asked = getattr(results.keys, "planted", True) or results.of("planted")
-        return mutants_gate({record.facts[bug]: bool(record.found[found]) for record in results.of("planted")}) if asked else ()
+        planted = getattr(results.keys, "planted", True) or results.of("planted")
+        return mutants_gate({record.facts[bug]: bool(record.found[found]) for record in results.of("planted")}) if planted else ()
 
     return gate
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import mmap
 import os
-import socket
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, STAGE_PREFIX, TRA
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
+from ecrl_cli.linux.unix_socket import bind
 from ecrl_cli.storage.writing import TEMPORARY, WriteMode
 
 GUARD = IntegrityConfig(run_id=RUN_ID)
@@ -154,10 +154,7 @@ def forge(group: Path, edit: Callable[[dict[str, Any]], object], data: Mapping[s
 
 
 def put_socket(path: Path) -> None:
-    here = os.open(path.parent, os.O_RDONLY)
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(f"/proc/self/fd/{here}/{path.name}")  # a socket path may have at most 107 bytes
-    os.close(here)
+    bind(path).close()
 
 
 def put_zero_device(path: Path) -> None:

@@ -131,10 +131,10 @@ def agent(number: int, expected: list[str]) -> Callable[[Stage, random.Random], 
         config = settings(200, every=20, launcher="torchrun", start_timeout_s=60.0)
         with stage.run(config, FakeRankScript(step_s=0.004)) as layout:
 
-            def strike() -> None:
+            def inject() -> None:
                 os.kill(processes.parent(_some_rank(layout)), number)
 
-            found = _ended(stage.supervise(config, layout, TriggeringUI(Trigger("training", rng.randrange(10, 40)), strike), "torchrun"), layout)
+            found = _ended(stage.supervise(config, layout, TriggeringUI(Trigger("training", rng.randrange(10, 40)), inject), "torchrun"), layout)
         return found | {"good": found["outcomes"] == expected and found["left"] == 0 and found["code"] == 0}
 
     return run

@@ -110,7 +110,7 @@ def _in_time(results: Results) -> Iterator[Gate]:
 def _notes(results: Results) -> tuple[str, ...]:
     return (
         by_design(results, "trials ended as promised"),
-        "Ranks are actors without torch that keep step through shared memory and save through the product's store; real training is struck in the "
+        "Ranks are actors without torch that keep step through shared memory and save through the product's store; real training fails in the "
         "tests and by the failure group.",
         "An agent that is stopped once its ranks have met is not needed any more: the run completes without a restart.",
         "Not tried here: a process that SIGKILL does not end (it sits in the kernel), a partition between machines, a full disk, a run directory "

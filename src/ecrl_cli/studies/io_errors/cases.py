@@ -90,14 +90,14 @@ def run_cases(operation: str, cell: Cell, fault: Fault, seen: Seen, wrap: Wrappe
         tally.cases += struck
         if wrong:
             tally.violations += 1
-            tally.first = tally.first or f"call {at} ({after.fs.struck[0].call if struck else 'none struck'}): {plain('; '.join(wrong[:2]))}"
+            tally.first = tally.first or f"call {at} ({after.fs.struck[0].call if struck else 'none failed'}): {plain('; '.join(wrong[:2]))}"
         elif struck:
             tally.errors += after.error is not None
             tally.successes += after.error is None
             tally.stepped_back += after.stepped_back
         if not struck or (wrong and wrap is not None):
             return tally
-    return replace(tally, violations=tally.violations + 1, first=tally.first or f"hung: still struck at call {CALLS}")
+    return replace(tally, violations=tally.violations + 1, first=tally.first or f"hung: calls still fail at call {CALLS}")
 
 
 def run_case(operation: Operation, cell: Cell, fault: Fault, wrap: Wrapper | None = None) -> After:
@@ -148,7 +148,7 @@ def _said(after: After) -> Iterator[str]:
 def _misnamed(after: After, error: StorageError) -> Iterator[str]:
     if after.fault.kind not in (SHORT, ZERO) and error.errno != getattr(errno, after.fault.kind):
         yield f"does not name {after.fault.kind}: {error.line()}"
-    elif error.key not in {strike.call for strike in after.fs.struck}:
+    elif error.key not in {injected.call for injected in after.fs.struck}:
         yield f"names another call: {error.line()}"
 
 

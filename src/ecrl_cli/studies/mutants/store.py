@@ -101,11 +101,11 @@ class _Owing(_Reordered):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self.checkpoint_owed: Callable[[], None] = lambda: None
+        self.owed: Callable[[], None] = lambda: None
 
     @override
     def update_pointers_and_retire(self, saved: Saved, image: CheckpointImage) -> tuple[Retired, ...]:
-        self.checkpoint_owed()
+        self.owed()
         return super().update_pointers_and_retire(saved, image)
 
 
@@ -119,7 +119,7 @@ class AcknowledgesBeforeTheRename(_Owing):
             installer.install()
             self._sync(self.root)
 
-        self.checkpoint_owed = rest
+        self.owed = rest
         return self.done(work, installer)
 
 
@@ -127,7 +127,7 @@ class AcknowledgesBeforeTheSync(_Owing):
     def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         installer.build()
         installer.install()
-        self.checkpoint_owed = lambda: self._sync(self.root)
+        self.owed = lambda: self._sync(self.root)
 
 
 class _Greedy(_Reordered):

@@ -38,7 +38,7 @@ from ecrl_cli.studies.training.training_study import (
     by,
     is_valid,
     phases_hit,
-    phases_struck,
+    phases_of,
     planted_arm,
     run_arm,
     runs,
@@ -139,9 +139,9 @@ def undisturbed(setup: FailureRunSpec) -> RunConfig:
 
 def available(config: RunConfig, entries: tuple[str, ...]) -> None:
     """Raises ConfigError unless `entries` can occur in `config`."""
-    struck = replace(config, failure=FailureConfig(kind="listed", entries=entries))
-    check_failures(struck)
-    plan(struck)
+    with_failures = replace(config, failure=FailureConfig(kind="listed", entries=entries))
+    check_failures(with_failures)
+    plan(with_failures)
 
 
 def _accepted(drawn: Callable[[], Entry], setup: FailureRunSpec, before: tuple[str, ...]) -> str:
@@ -263,10 +263,10 @@ def _notes(results: Results) -> Iterator[str]:
     tried = runs(results)
     if not tried:
         return
-    struck, attempts = sum(len(record.found["fired"]) for record in tried), sum(record.found["attempts"] for record in tried)
+    injected, attempts = sum(len(record.found["fired"]) for record in tried), sum(record.found["attempts"] for record in tried)
     fired = [each for record in tried for each in record.found["fired"]]
     took = [record.seconds for record in tried]
-    yield f"{struck} failures struck in {len(tried)} runs, which took {attempts} attempts."
+    yield f"{injected} failures were injected in {len(tried)} runs, which took {attempts} attempts."
     yield f"A run took {median(took):.1f} s in the middle and {max(took):.1f} s at most, with its verdict and what ran beside it."
     yield f"by kind: {_told(kind for kind, _ in fired)}"
     yield f"by phase: {_told(moment for _, moment in fired)}"
@@ -289,9 +289,9 @@ STUDY = Study(
         by("strategy", "write strategy", lambda r: [r.facts["strategy"]], OUTCOMES),
         by("mode", "write mode", lambda r: [r.facts["mode"]], OUTCOMES),
         by("ranks", "ranks", lambda r: [f"{r.facts['world_size']}, {r.facts['model']}"], OUTCOMES),
-        by("kind", "kind of failure that struck", lambda r: dict.fromkeys(kind for kind, _ in r.found["fired"]), OUTCOMES),
-        by("phase", "phase in which it struck", phases_struck, OUTCOMES),
-        by("who", "who was struck", whom, OUTCOMES),
+        by("kind", "kind of failure that was injected", lambda r: dict.fromkeys(kind for kind, _ in r.found["fired"]), OUTCOMES),
+        by("phase", "phase in which it was injected", phases_of, OUTCOMES),
+        by("who", "what it was injected into", whom, OUTCOMES),
         FAILED,
         BUGS_FOUND,
     ),

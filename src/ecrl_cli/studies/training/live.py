@@ -32,7 +32,7 @@ from ecrl_cli.studies.frame.result import upper_bound
 from ecrl_cli.studies.frame.study import Results, Study, StudyContext, Trial
 from ecrl_cli.studies.mutants.recovery import LIVE_BUGS
 from ecrl_cli.studies.training.failures import available
-from ecrl_cli.studies.training.live_invariants import LOOKS, Story, elsewhere, read_story, sockets
+from ecrl_cli.studies.training.live_invariants import LOOKS, RunHistory, elsewhere, read_history, sockets
 from ecrl_cli.studies.training.training_study import (
     BUGS_FOUND,
     FAILED,
@@ -42,7 +42,7 @@ from ecrl_cli.studies.training.training_study import (
     by,
     is_valid,
     phases_hit,
-    phases_struck,
+    phases_of,
     planted_arm,
     run_arm,
     runs,
@@ -255,9 +255,9 @@ def play(bench: Bench, course: LiveRunSpec, entries: tuple[str, ...]) -> dict[st
     def look(run: Run, layout: RunLayout, reference: RunLayout) -> None:
         if run.outcome not in TOLD:
             return
-        story = read_story(layout, read_run_config(layout).config)
-        beside.update(_counted(story))
-        outcome, why = _asked(story, run, layout, reference)
+        history = read_history(layout, read_run_config(layout).config)
+        beside.update(_counted(history))
+        outcome, why = _asked(history, run, layout, reference)
         beside["seen"] = f"{outcome}: {why}" if why else ""
         if why and run.outcome in ("valid", "idle"):
             run.outcome, run.why = outcome, why
@@ -266,23 +266,23 @@ def play(bench: Bench, course: LiveRunSpec, entries: tuple[str, ...]) -> dict[st
     return found | beside
 
 
-def _asked(story: Story, run: Run, layout: RunLayout, reference: RunLayout) -> tuple[str, str]:
+def _asked(history: RunHistory, run: Run, layout: RunLayout, reference: RunLayout) -> tuple[str, str]:
     """(outcome, why) of the first broken promise."""
     if left := sockets(layout):
         return "left", left[0]
-    for outcome, asked in LOOKS.items():
-        if why := asked(story):
+    for outcome, check in LOOKS.items():
+        if why := check(history):
             return outcome, why
-    return "differs", elsewhere(story, run.digests, reference)
+    return "differs", elsewhere(history, run.digests, reference)
 
 
-def _counted(story: Story) -> dict[str, int]:
-    steps = {(chapter.attempt.attempt, each.global_step) for chapter in story.chapters for each in chapter.redone}
-    recorded = [next(iter(chapter.lost_samples.values()), ()) for chapter in story.chapters]
+def _counted(history: RunHistory) -> dict[str, int]:
+    steps = {(logs.attempt.attempt, each.global_step) for logs in history.attempts for each in logs.redone}
+    recorded = [next(iter(logs.lost_samples.values()), ()) for logs in history.attempts]
     lost = {(line.global_step, sample) for lines in recorded for line in lines for sample in line.samples}
     return {
-        "went_on": sum(chapter.attempt.memory == SURVIVORS for chapter in story.chapters),
-        "joined": sum(len(chapter.attempt.joined) for chapter in story.chapters),
+        "went_on": sum(logs.attempt.memory == SURVIVORS for logs in history.attempts),
+        "joined": sum(len(logs.attempt.joined) for logs in history.attempts),
         "redone": len(steps),
         "lost": len(lost),
     }
@@ -301,10 +301,10 @@ def _notes(results: Results) -> Iterator[str]:
     if not tried:
         return
     total = {name: sum(record.found[name] for record in tried) for name in ("attempts", "went_on", "joined", "redone", "lost")}
-    struck = sum(len(record.found["fired"]) for record in tried)
+    injected = sum(len(record.found["fired"]) for record in tried)
     yield (
-        f"{struck} failures struck in {len(tried)} runs, which took {total['attempts']} attempts; into {total['went_on']} of these survivors took "
-        f"their memory along, spares took {total['joined']} places, {total['redone']} steps were finished without the dead, "
+        f"{injected} failures were injected in {len(tried)} runs, which took {total['attempts']} attempts; into {total['went_on']} of these "
+        f"survivors took their memory along, spares took {total['joined']} places, {total['redone']} steps were finished without the dead, "
         f"{total['lost']} samples are on record as lost."
     )
     if all(map(is_valid, tried)):
@@ -321,8 +321,8 @@ STUDY = Study(
     tables=(
         by("recovery", "recovery", lambda r: [r.facts["recovery"]], OUTCOMES),
         by("ranks", "ranks", lambda r: [str(r.facts["world_size"])], OUTCOMES),
-        by("who", "who was struck", whom, OUTCOMES),
-        by("phase", "phase in which it struck", phases_struck, OUTCOMES),
+        by("who", "what it was injected into", whom, OUTCOMES),
+        by("phase", "phase in which it was injected", phases_of, OUTCOMES),
         by("deaths", "failures in the run", lambda r: [str(len(r.facts["entries"]))], OUTCOMES),
         by("spares", "spares", lambda r: [str(r.facts["spares"])], OUTCOMES),
         by("strategy", "write strategy", lambda r: [r.facts["strategy"]], OUTCOMES),

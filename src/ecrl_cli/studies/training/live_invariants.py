@@ -25,7 +25,7 @@ from ecrl_cli.supervision.attempts.supervisor_record import read_record
 
 
 @dataclass(frozen=True)
-class Blow:
+class FaultEffect:
     """A planned failure that was injected. `ranks`: of its attempt, that it killed; `at_step`: the step during or after which it happened."""
 
     planned: PlannedFailure
@@ -46,11 +46,11 @@ class AttemptHistory:
     lines: dict[int, tuple[RankLine, ...]]
     survivor_reports: dict[int, SurvivorReport]
     lost_samples: dict[int, tuple[LostSamples, ...]]
-    blows: tuple[Blow, ...]
+    faults: tuple[FaultEffect, ...]
 
     @property
     def dead(self) -> frozenset[int]:
-        return frozenset(rank for blow in self.blows for rank in blow.ranks)
+        return frozenset(rank for fault in self.faults for rank in fault.ranks)
 
     @property
     def redone(self) -> tuple[RedoneStep, ...]:
@@ -63,15 +63,15 @@ class AttemptHistory:
 
 
 @dataclass(frozen=True)
-class Story:
+class RunHistory:
     config: RunConfig
     size: int  # samples
-    chapters: tuple[AttemptHistory, ...]
+    attempts: tuple[AttemptHistory, ...]
 
     @cached_property
     def went_on(self) -> tuple[AttemptHistory, ...]:
         """Attempts from which later attempts took over processes."""
-        return tuple(self.chapters[later.attempt.continues] for later in self.chapters if later.attempt.continues is not None)
+        return tuple(self.attempts[later.attempt.continues] for later in self.attempts if later.attempt.continues is not None)
 
     def shard(self, global_step: int, rank: int, world_size: int) -> Ids:
         epoch, step = position(global_step, steps_per_epoch(self.size, self.config.global_batch))
@@ -79,32 +79,32 @@ class Story:
         return shard(window(order, step, self.config.global_batch), rank, world_size)
 
 
-def read_story(layout: RunLayout, config: RunConfig) -> Story:
+def read_history(layout: RunLayout, config: RunConfig) -> RunHistory:
     planned, fired = read_plan(layout), read_fired(layout)
     size = int(read_json(layout.dataset)["size"])
-    return Story(config, size, tuple(_chapter(layout, attempt, planned, fired) for attempt in read_record(layout).attempts))
+    return RunHistory(config, size, tuple(_attempt(layout, attempt, planned, fired) for attempt in read_record(layout).attempts))
 
 
-def _chapter(layout: RunLayout, attempt: Attempt, planned: tuple[PlannedFailure, ...], fired: tuple[InjectedFault, ...]) -> AttemptHistory:
-    logs, ranks = layout.attempt(attempt.attempt), range(attempt.world_size)
-    blows = tuple(_blow(planned[each.index], each) for each in fired if each.attempt == attempt.attempt)
-    spoken = {rank: read_journal(logs.survivor_report(rank), SurvivorReport).events for rank in ranks}
+def _attempt(layout: RunLayout, attempt: Attempt, planned: tuple[PlannedFailure, ...], fired: tuple[InjectedFault, ...]) -> AttemptHistory:
+    folder, ranks = layout.attempt(attempt.attempt), range(attempt.world_size)
+    faults = tuple(_effect(planned[each.index], each) for each in fired if each.attempt == attempt.attempt)
+    reports = {rank: read_journal(folder.survivor_report(rank), SurvivorReport).events for rank in ranks}
     return AttemptHistory(
         attempt,
-        {rank: read_journal(logs.rank(rank), RankLine).events for rank in ranks},
-        {rank: _timeless(said[-1]) for rank, said in spoken.items() if said},
-        {rank: read_journal(logs.lost_samples(rank), LostSamples).events for rank in ranks if logs.lost_samples(rank).exists()},
-        blows,
+        {rank: read_journal(folder.rank(rank), RankLine).events for rank in ranks},
+        {rank: _timeless(report[-1]) for rank, report in reports.items() if report},
+        {rank: read_journal(folder.lost_samples(rank), LostSamples).events for rank in ranks if folder.lost_samples(rank).exists()},
+        faults,
     )
 
 
-def _blow(planned: PlannedFailure, fired: InjectedFault) -> Blow:
+def _effect(planned: PlannedFailure, fired: InjectedFault) -> FaultEffect:
     ranks = frozenset() if fault_kind(planned.kind).victim is Victim.WRITER else frozenset((planned.rank, *planned.others))
-    return Blow(planned, fired, ranks)
+    return FaultEffect(planned, fired, ranks)
 
 
-def _timeless(said: SurvivorReport) -> SurvivorReport:
-    return replace(said, at=0.0, time=0.0, redone=tuple(replace(each, seconds=0.0) for each in said.redone))
+def _timeless(report: SurvivorReport) -> SurvivorReport:
+    return replace(report, at=0.0, time=0.0, redone=tuple(replace(each, seconds=0.0) for each in report.redone))
 
 
 def contributors(redone: tuple[RedoneStep, ...], global_step: int, bucket: int, world_size: int) -> tuple[int, ...]:
@@ -121,142 +121,144 @@ Influence = tuple[int, int, str]  # step, sample, layer
 SURE = 0.9  # share of the gradients: a rank that dies before has certainly not sent its last bucket
 
 
-def apart(story: Story) -> str:
+def apart(history: RunHistory) -> str:
     """Surviving ranks are bit for bit equal: in every step, and in their survivor reports."""
-    for chapter in story.chapters:
-        if wrong := _lines_apart(chapter) or _reports_differ(chapter) or _unlike_its_lines(story, chapter):
-            return f"attempt {chapter.attempt.attempt}: {wrong}"
-    return _silent(story)
+    for logs in history.attempts:
+        if wrong := _lines_apart(logs) or _reports_differ(logs) or _unlike_its_lines(history, logs):
+            return f"attempt {logs.attempt.attempt}: {wrong}"
+    return _silent(history)
 
 
-def _lines_apart(chapter: AttemptHistory) -> str:
+def _lines_apart(logs: AttemptHistory) -> str:
     digests: dict[int, set[str | None]] = {}
-    for lines in chapter.lines.values():
+    for lines in logs.lines.values():
         for line in lines:
             digests.setdefault(line.global_step, set()).add(line.state_digest)
     several = [step for step, found in sorted(digests.items()) if len(found) > 1]
     return f"the ranks differ behind step {several[0]}" if several else ""
 
 
-def _reports_differ(chapter: AttemptHistory) -> str:
-    said = list(chapter.survivor_reports.items())
-    for rank, other in said[1:]:
-        first_rank, first = said[0]
+def _reports_differ(logs: AttemptHistory) -> str:
+    reports = list(logs.survivor_reports.items())
+    for rank, other in reports[1:]:
+        first_rank, first = reports[0]
         for name in ("global_step", "alive", "redone", "layers", "state_digest"):
             if getattr(first, name) != getattr(other, name):
                 return f"ranks {first_rank} and {rank} say otherwise of {name}: {getattr(first, name)}, {getattr(other, name)}"[:300]
     return ""
 
 
-def _unlike_its_lines(story: Story, chapter: AttemptHistory) -> str:
+def _unlike_its_lines(history: RunHistory, logs: AttemptHistory) -> str:
     """A reported state must equal the one that the rank logged after that step in this attempt, or else the one logged in an earlier attempt."""
-    for rank, said in chapter.survivor_reports.items():
-        logged = [line.state_digest for line in chapter.lines[rank] if line.global_step == said.global_step]
-        logged = logged or _logged_before(story, chapter, said)
-        goes_on = bool(said.state_digest) or recovery_of(story.config).from_memory  # otherwise it resumes from a checkpoint and its state is not used
-        if goes_on and logged and said.state_digest not in logged:
-            return f"rank {rank} says that its state behind step {said.global_step} is {said.state_digest[:12]}, and logged {str(logged[-1])[:12]}"
-        if (said.attempt, said.rank) != (chapter.attempt.attempt, rank):
-            return f"rank {rank} speaks of rank {said.rank} in attempt {said.attempt}"
+    for rank, report in logs.survivor_reports.items():
+        logged = [line.state_digest for line in logs.lines[rank] if line.global_step == report.global_step]
+        logged = logged or _logged_before(history, logs, report)
+        # Otherwise it resumes from a checkpoint and its state is not used.
+        goes_on = bool(report.state_digest) or recovery_of(history.config).from_memory
+        if goes_on and logged and report.state_digest not in logged:
+            differs = f"{report.state_digest[:12]}, and logged {str(logged[-1])[:12]}"
+            return f"rank {rank} reports that its state behind step {report.global_step} is {differs}"
+        if (report.attempt, report.rank) != (logs.attempt.attempt, rank):
+            return f"rank {rank} speaks of rank {report.rank} in attempt {report.attempt}"
     return ""
 
 
-def _logged_before(story: Story, chapter: AttemptHistory, said: SurvivorReport) -> list[str | None]:
-    before = (each for each in story.chapters if each.attempt.attempt < chapter.attempt.attempt)
-    return [line.state_digest for each in before for lines in each.lines.values() for line in lines if line.global_step == said.global_step]
+def _logged_before(history: RunHistory, logs: AttemptHistory, report: SurvivorReport) -> list[str | None]:
+    before = (each for each in history.attempts if each.attempt.attempt < logs.attempt.attempt)
+    return [line.state_digest for each in before for lines in each.lines.values() for line in lines if line.global_step == report.global_step]
 
 
-def _silent(story: Story) -> str:
+def _silent(history: RunHistory) -> str:
     """A rank that continues with its memory must have left a survivor report."""
-    for later in story.chapters:
+    for later in history.attempts:
         attempt = later.attempt
         if attempt.continues is None or attempt.memory != SURVIVORS:
             continue
-        before = story.chapters[attempt.continues]
+        before = history.attempts[attempt.continues]
         stayed = [origin for rank, origin in enumerate(attempt.origins) if rank not in attempt.joined]
         if silent := [rank for rank in stayed if rank not in before.survivor_reports]:
             return f"attempt {before.attempt.attempt}: rank {silent[0]} went on and left no survivor report"
         if dead := [rank for rank in stayed if rank in before.dead]:
-            return f"attempt {before.attempt.attempt}: rank {dead[0]} was struck and went on"
+            return f"attempt {before.attempt.attempt}: rank {dead[0]} was killed and went on"
         steps = {before.survivor_reports[rank].global_step for rank in stayed}
         if steps != {attempt.resumed_from_step}:
             return f"attempt {attempt.attempt} goes on behind step {attempt.resumed_from_step}, its ranks left behind {sorted(steps)}"
     return ""
 
 
-def restarted(story: Story) -> str:
+def restarted(history: RunHistory) -> str:
     """While enough ranks survive with the state in memory, the run continues in place and does not restart."""
-    if not recovery_of(story.config).from_memory:
+    if not recovery_of(history.config).from_memory:
         return ""
-    for chapter, later in zip(story.chapters, story.chapters[1:], strict=False):
-        if later.attempt.memory != SURVIVORS and not _excused(story, chapter):
-            return f"attempt {chapter.attempt.attempt}: ranks {sorted(_left(chapter))} were left, and all began anew ({chapter.attempt.outcome})"
-        if later.attempt.memory == SURVIVORS and chapter.attempt.outcome != SURVIVED:
-            return f"attempt {chapter.attempt.attempt}: ended as {chapter.attempt.outcome}, and its ranks went on"
+    for logs, later in zip(history.attempts, history.attempts[1:], strict=False):
+        if later.attempt.memory != SURVIVORS and not _excused(history, logs):
+            return f"attempt {logs.attempt.attempt}: ranks {sorted(_left(logs))} were left, and all began anew ({logs.attempt.outcome})"
+        if later.attempt.memory == SURVIVORS and logs.attempt.outcome != SURVIVED:
+            return f"attempt {logs.attempt.attempt}: ended as {logs.attempt.outcome}, and its ranks went on"
     return ""
 
 
-def _left(chapter: AttemptHistory) -> set[int]:
-    return set(range(chapter.attempt.world_size)) - chapter.dead
+def _left(logs: AttemptHistory) -> set[int]:
+    return set(range(logs.attempt.world_size)) - logs.dead
 
 
-def _excused(story: Story, chapter: AttemptHistory) -> bool:
+def _excused(history: RunHistory, logs: AttemptHistory) -> bool:
     """A restart is justified: no surviving rank holds the state, or too few survive to continue."""
-    left, spares = _left(chapter), _spares(story, chapter)
-    holders = left - set(chapter.attempt.joined) if any(_starting(blow) for blow in chapter.blows) else left
-    if chapter.attempt.memory != SURVIVORS and not any(chapter.lines.values()):
+    left, spares = _left(logs), _spares(history, logs)
+    holders = left - set(logs.attempt.joined) if any(_starting(fault) for fault in logs.faults) else left
+    if logs.attempt.memory != SURVIVORS and not any(logs.lines.values()):
         return True  # no rank had any state yet
     if not holders:
         return True
-    if recovery_of(story.config).loses_samples:
-        return not fits(story.config, len(left)) and len(left) + spares < story.config.world_size
-    return len(left) + spares < story.config.world_size
+    if recovery_of(history.config).loses_samples:
+        return not fits(history.config, len(left)) and len(left) + spares < history.config.world_size
+    return len(left) + spares < history.config.world_size
 
 
-def _spares(story: Story, chapter: AttemptHistory) -> int:
+def _spares(history: RunHistory, logs: AttemptHistory) -> int:
     """Minimum number of ready spares: the replacement of a used spare needs time to get ready."""
-    since = [each for each in story.chapters if each.attempt.attempt <= chapter.attempt.attempt]
-    return story.config.supervision.spares - sum(len(each.attempt.joined) for each in since)
+    since = [each for each in history.attempts if each.attempt.attempt <= logs.attempt.attempt]
+    return history.config.supervision.spares - sum(len(each.attempt.joined) for each in since)
 
 
-def _starting(blow: Blow) -> bool:
-    return blow.planned.moment in STARTING
+def _starting(fault: FaultEffect) -> bool:
+    return fault.planned.moment in STARTING
 
 
-def lost_samples(story: Story) -> str:
+def lost_samples(history: RunHistory) -> str:
     """The lost-sample records are complete and correct; without lossy forward no sample is lost and no step redone."""
-    lossy = recovery_of(story.config).loses_samples
-    for chapter in story.chapters:
-        number = chapter.attempt.attempt
-        if not lossy and (any(chapter.lost_samples.values()) or chapter.redone):
-            return f"attempt {number}: something was lost, with {story.config.recovery.name}"
-        if len({_influences(lines) for lines in chapter.lost_samples.values()}) > 1:
+    lossy = recovery_of(history.config).loses_samples
+    for logs in history.attempts:
+        number = logs.attempt.attempt
+        if not lossy and (any(logs.lost_samples.values()) or logs.redone):
+            return f"attempt {number}: something was lost, with {history.config.recovery.name}"
+        if len({_influences(lines) for lines in logs.lost_samples.values()}) > 1:
             return f"attempt {number}: the survivors' lost-samples records differ"
-        if lossy and chapter.survivor_reports and (wrong := _wrong(story, chapter)):
+        if lossy and logs.survivor_reports and (wrong := _wrong(history, logs)):
             return f"attempt {number}: {wrong}"
     return ""
 
 
-def _wrong(story: Story, chapter: AttemptHistory) -> str:
-    found = next((_influences(lines) for lines in chapter.lost_samples.values()), frozenset())
-    due = _due(story, chapter)
+def _wrong(history: RunHistory, logs: AttemptHistory) -> str:
+    found = next((_influences(lines) for lines in logs.lost_samples.values()), frozenset())
+    due = _due(history, logs)
     if found != due:
         step, sample, layer = min(found ^ due)
         place = "is on record as lost and was not" if (step, sample, layer) in found else "was lost and is not on record"
         return f"step {step}: sample {sample} on {layer} {place} ({len(found ^ due)} like it)"
     named = {(step, sample) for step, sample, _ in found}
-    for blow in filter(_surely_lost, chapter.blows):
-        gone = {(blow.at_step, int(sample)) for rank in blow.ranks for sample in story.shard(blow.at_step, rank, chapter.attempt.world_size)}
+    for fault in filter(_surely_lost, logs.faults):
+        gone = {(fault.at_step, int(sample)) for rank in fault.ranks for sample in history.shard(fault.at_step, rank, logs.attempt.world_size)}
         if missing := gone - named:
             return (
-                f"step {blow.at_step}: {len(missing)} samples of ranks {sorted(blow.ranks)} cannot have been applied, and are not on record as lost"
+                f"step {fault.at_step}: {len(missing)} samples of ranks {sorted(fault.ranks)} cannot have been applied, and are not on record as lost"
             )
     return ""
 
 
-def _surely_lost(blow: Blow) -> bool:
+def _surely_lost(fault: FaultEffect) -> bool:
     """Whether the killed rank had certainly not sent its last bucket."""
-    planned = blow.planned
+    planned = fault.planned
     return planned.moment == "forward" or (planned.moment == "backward" and planned.share <= SURE)
 
 
@@ -264,25 +266,25 @@ def _influences(lines: tuple[LostSamples, ...]) -> frozenset[Influence]:
     return frozenset((line.global_step, sample, layer) for line in lines if line.effect == LOST for sample in line.samples for layer in line.layers)
 
 
-def _due(story: Story, chapter: AttemptHistory) -> frozenset[Influence]:
+def _due(history: RunHistory, logs: AttemptHistory) -> frozenset[Influence]:
     """The samples lost according to the survivor reports: for each bucket those of the ranks whose gradients it does not hold."""
-    world, found = chapter.attempt.world_size, set[Influence]()
-    for step in {each.global_step for each in chapter.redone}:
-        for bucket, layers in enumerate(chapter.layers):
-            absent = set(range(world)) - set(contributors(chapter.redone, step, bucket, world))
-            found |= {(step, int(sample), layer) for rank in absent for sample in story.shard(step, rank, world) for layer in layers}
+    world, found = logs.attempt.world_size, set[Influence]()
+    for step in {each.global_step for each in logs.redone}:
+        for bucket, layers in enumerate(logs.layers):
+            absent = set(range(world)) - set(contributors(logs.redone, step, bucket, world))
+            found |= {(step, int(sample), layer) for rank in absent for sample in history.shard(step, rank, world) for layer in layers}
     return frozenset(found)
 
 
-def elsewhere(story: Story, end: str, reference: RunLayout) -> str:
+def elsewhere(history: RunHistory, end: str, reference: RunLayout) -> str:
     """A wrong final state (`end`: its digests): without losses it must equal the reference's, else the oracle's prediction, if there is one."""
     from ecrl_cli.studies.training.live_oracle import can_tell, foretold  # imports torch
 
-    if not recovery_of(story.config).loses_samples:
+    if not recovery_of(history.config).loses_samples:
         due = {ending(reference)}
-    elif can_tell(story):
-        end, due = _state(end), foretold(story)
-    elif _nothing_changed(story):
+    elif can_tell(history):
+        end, due = _state(end), foretold(history)
+    elif _nothing_changed(history):
         end, due = _state(end), {_state(ending(reference))}
     else:
         return ""
@@ -294,10 +296,10 @@ def _state(digests: str) -> str:
     return digests.rpartition(" ")[0]
 
 
-def _nothing_changed(story: Story) -> bool:
+def _nothing_changed(history: RunHistory) -> bool:
     """Nothing lost, the number of ranks constant, and no random numbers drawn that could differ."""
-    sizes = {chapter.attempt.world_size for chapter in story.chapters}
-    return not (len(sizes) > 1 or story.config.model.dropout or any(any(chapter.lost_samples.values()) for chapter in story.chapters))
+    sizes = {logs.attempt.world_size for logs in history.attempts}
+    return not (len(sizes) > 1 or history.config.model.dropout or any(any(logs.lost_samples.values()) for logs in history.attempts))
 
 
 def sockets(layout: RunLayout) -> list[str]:
@@ -306,4 +308,4 @@ def sockets(layout: RunLayout) -> list[str]:
 
 
 # By outcome, in the order in which they are checked.
-LOOKS: dict[str, Callable[[Story], str]] = {"apart": apart, "restarted": restarted, "ledger": lost_samples}
+LOOKS: dict[str, Callable[[RunHistory], str]] = {"apart": apart, "restarted": restarted, "ledger": lost_samples}

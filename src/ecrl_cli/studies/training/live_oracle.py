@@ -20,7 +20,7 @@ from ecrl_cli.data.loading import BatchLoader, describe
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.models import build as build_model
 from ecrl_cli.records.survivor_records import SURVIVORS
-from ecrl_cli.studies.training.live_invariants import AttemptHistory, Story, contributors
+from ecrl_cli.studies.training.live_invariants import AttemptHistory, RunHistory, contributors
 from ecrl_cli.training.optimization import build_optimizer, build_scheduler
 from ecrl_cli.training.seeding import seed_rank
 from ecrl_cli.training.session import make_deterministic
@@ -28,33 +28,33 @@ from ecrl_cli.training.session import make_deterministic
 Tensors = dict[str, torch.Tensor]
 
 
-def can_tell(story: Story) -> bool:
+def can_tell(history: RunHistory) -> bool:
     """Only for two ranks that always recovered in memory; with new ranks only if no random numbers are drawn."""
-    if story.config.world_size > 2 or not recovery_of(story.config).loses_samples:
+    if history.config.world_size > 2 or not recovery_of(history.config).loses_samples:
         return False
-    begun_anew = any(chapter.attempt.memory != SURVIVORS for chapter in story.chapters[1:])
-    newcomers = any(chapter.attempt.joined for chapter in story.chapters)
-    return not begun_anew and not (newcomers and story.config.model.dropout)
+    begun_anew = any(logs.attempt.memory != SURVIVORS for logs in history.attempts[1:])
+    newcomers = any(logs.attempt.joined for logs in history.attempts)
+    return not begun_anew and not (newcomers and history.config.model.dropout)
 
 
-def foretold(story: Story) -> set[str]:
+def foretold(history: RunHistory) -> set[str]:
     """The possible final digests of parameters, buffers and optimizer: several if the leader died with all gradients sent and no record says
     whether its buffers were, too."""
-    return {_end(story, frozenset(taken)) for count in range(len(_open(story)) + 1) for taken in combinations(_open(story), count)}
+    return {_end(history, frozenset(kept)) for count in range(len(_open(history)) + 1) for kept in combinations(_open(history), count)}
 
 
-def _open(story: Story) -> list[int]:
+def _open(history: RunHistory) -> list[int]:
     """The steps for which it is unknown whose buffers were taken."""
-    return [each.global_step for chapter in story.chapters for each in chapter.redone if each.first == each.buckets and 0 in each.lost]
+    return [each.global_step for logs in history.attempts for each in logs.redone if each.first == each.buckets and 0 in each.lost]
 
 
-def _end(story: Story, kept: frozenset[int]) -> str:
-    oracle = Oracle(story, kept)
-    for before, chapter in zip((None, *story.chapters), story.chapters, strict=False):
-        oracle.begin(before, chapter)
-        last = max((line.global_step for lines in chapter.lines.values() for line in lines), default=0)
-        for step in range(chapter.attempt.resumed_from_step + 1, last + 1):
-            oracle.step(chapter, step)
+def _end(history: RunHistory, kept: frozenset[int]) -> str:
+    oracle = Oracle(history, kept)
+    for before, logs in zip((None, *history.attempts), history.attempts, strict=False):
+        oracle.begin(before, logs)
+        last = max((line.global_step for lines in logs.lines.values() for line in lines), default=0)
+        for step in range(logs.attempt.resumed_from_step + 1, last + 1):
+            oracle.step(logs, step)
     return oracle.digests()
 
 
@@ -63,12 +63,12 @@ class Oracle:
     """The training of all ranks in one process. `kept`: steps after which all ranks have the buffers of a leader that died in them. `generators`:
     by rank of the attempt."""
 
-    story: Story
+    history: RunHistory
     kept: frozenset[int]
     generators: dict[int, Tensors] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        config = self.story.config
+        config = self.history.config
         self.device = make_deterministic(config, 0)
         dataset = build_dataset(config.dataset)
         record = describe(dataset)
@@ -78,26 +78,26 @@ class Oracle:
         self.scheduler = build_scheduler(config.optimizer, self.optimizer, config.target_steps)
         self.sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed)
 
-    def begin(self, before: AttemptHistory | None, chapter: AttemptHistory) -> None:
+    def begin(self, before: AttemptHistory | None, logs: AttemptHistory) -> None:
         """Start an attempt: its ranks keep their generators from the one before; new ranks start with fresh ones."""
-        attempt, kept = chapter.attempt, self.generators
+        attempt, kept = logs.attempt, self.generators
         self.generators = {}
         for rank in range(attempt.world_size):
             stayed = before is not None and rank not in attempt.joined
             if stayed:
                 self.generators[rank] = kept[attempt.origins[rank]]
             else:
-                seed_rank(self.story.config.seed, rank, attempt.resumed_from_step)
+                seed_rank(self.history.config.seed, rank, attempt.resumed_from_step)
                 self.generators[rank] = capture_rng(self.device)
 
-    def step(self, chapter: AttemptHistory, global_step: int) -> None:
-        world, redone = chapter.attempt.world_size, chapter.redone
+    def step(self, logs: AttemptHistory, global_step: int) -> None:
+        world, redone = logs.attempt.world_size, logs.redone
         ranks = [self._learned(rank, world) for rank in range(world)]
-        bucket_of = {name: number for number, layers in enumerate(chapter.layers) for name in layers}
+        bucket_of = {name: number for number, layers in enumerate(logs.layers) for name in layers}
         for name, parameter in self.model.named_parameters():
             who = contributors(redone, global_step, bucket_of.get(name, 0), world)
             parameter.grad = torch.stack([ranks[rank][0][name] / len(who) for rank in who]).sum(0)
-        leader = 0 if global_step in self.kept else contributors(redone, global_step, len(chapter.layers), world)[0]
+        leader = 0 if global_step in self.kept else contributors(redone, global_step, len(logs.layers), world)[0]
         self._set_buffers(ranks[leader][1])
         self.optimizer.step()
         self.scheduler.step()

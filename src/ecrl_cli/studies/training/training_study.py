@@ -215,7 +215,7 @@ def _mute(line: str) -> None:
 
 def _judged(found: Run, root: Path, reference: Path, config: RunConfig, alike: bool) -> None:
     layout = RunLayout(root)
-    typed = struck(config, fired_indices(layout))
+    typed = injected_entries(config, fired_indices(layout))
     found.fired = [named for named, all_of_it in typed if all_of_it]
     attempts = read_record(layout).attempts if layout.supervisor.exists() else ()
     found.attempts, found.resized = len(attempts), sum(a.world_size != b.world_size for a, b in pairwise(attempts))
@@ -238,10 +238,10 @@ def _outcome(found: Run, verdict: Verdict, due: str, typed: int) -> tuple[str, s
         return verdict.status, next(finding.message for finding in verdict.findings if finding.status == verdict.status)
     if found.digests != due:
         return "differs", f"ends in {found.digests[:60]}, its reference in {due[:60]}"
-    return (VALID, "") if len(found.fired) == typed else ("idle", f"{len(found.fired)} of {typed} failures struck")
+    return (VALID, "") if len(found.fired) == typed else ("idle", f"{len(found.fired)} of {typed} failures were injected")
 
 
-def struck(config: RunConfig, fired: Collection[int]) -> list[tuple[list[str], bool]]:
+def injected_entries(config: RunConfig, fired: Collection[int]) -> list[tuple[list[str], bool]]:
     """[kind, moment] of each typed entry, and whether everything it stands for happened: one entry may be several of the plan."""
     found, first = [], 0
     for entry in typed_entries(config.failure):
@@ -304,7 +304,7 @@ def is_valid(record: Record) -> bool:
     return bool(record.found["outcome"] == "valid")
 
 
-def phases_struck(record: Record) -> list[str]:
+def phases_of(record: Record) -> list[str]:
     """Phases in which a failure hit the run, each once."""
     return list(dict.fromkeys(moment for _, moment in record.found["fired"]))
 
@@ -313,7 +313,7 @@ def who(entry: str) -> str:
     """The victims of a plan entry, in words."""
     ranks = entry.partition(":")[2].partition("*")[0].partition("%")[0]
     if not ranks:
-        return "what its kind strikes"
+        return "the target of its kind"
     return "all ranks" if ranks == "all" else "two ranks" if "+" in ranks else "rank 0" if ranks == "0" else "another rank"
 
 
@@ -380,7 +380,7 @@ def phases_hit(phases: Sequence[str], times: int, trials: int) -> GateRule:
 
     def gate(results: Results) -> Iterator[Gate]:
         if results.keys.trials >= trials:
-            hit = Counter(phase for record in runs(results) for phase in phases_struck(record))
+            hit = Counter(phase for record in runs(results) for phase in phases_of(record))
             rare = [phase for phase in phases if hit[phase] < times]
             yield Gate("phases", not rare, f"each phase hit in at least {times} runs" + (f"; not {', '.join(rare)}" if rare else ""))
 

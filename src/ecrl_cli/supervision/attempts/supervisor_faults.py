@@ -32,7 +32,7 @@ class BetweenAttemptFaults:
         for entry in _left(self._layout, "rest") if earlier else ():
             if entry.global_step > seen:
                 continue
-            fault = fault_kind(entry.kind).strike_at_rest(BetweenAttempts(self._layout.root, self._store, self._seed + entry.index, chooses))
+            fault = fault_kind(entry.kind).inject_at_rest(BetweenAttempts(self._layout.root, self._store, self._seed + entry.index, chooses))
             if fault and claim(self._layout, _fired(entry, len(earlier), fault.detail)):
                 fault.inject()
 

@@ -10,12 +10,12 @@ import threading
 from pathlib import Path
 
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.writer.protocol import listen
 from ecrl_cli.checkpoint.writer.server import NICE, Writer, die_of
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.faulty_store import store_for
 from ecrl_cli.failures.plan import pending, read_plan
 from ecrl_cli.linux.pdeathsig import die_with_parent
+from ecrl_cli.linux.unix_socket import listen
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config

@@ -8,10 +8,11 @@ import subprocess
 import sys
 from contextlib import closing
 
-from ecrl_cli.checkpoint.writer.protocol import Channel, connect, listen
+from ecrl_cli.checkpoint.writer.protocol import Channel
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.pdeathsig import mortal_command
+from ecrl_cli.linux.unix_socket import connect, listen
 from ecrl_cli.records.events import WRITERS_PER_ATTEMPT
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.layout import RunLayout

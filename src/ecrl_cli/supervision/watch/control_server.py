@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 from dataclasses import dataclass
 
 from ecrl_cli.config.codec import decode
+from ecrl_cli.linux.unix_socket import listen
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, Progress, RankError, SpareReady
@@ -52,11 +52,8 @@ class ControlServer:
 
     def __init__(self, layout: RunLayout) -> None:
         self._path = layout.control
-        self._path.unlink(missing_ok=True)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket = listen(self._path, backlog=64)
         self._socket.setblocking(False)
-        _bind(self._socket, layout)
-        self._socket.listen(64)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -81,12 +78,3 @@ def parse(line: bytes) -> Message | None:
         return decode(KINDS[value["kind"]], value)
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _bind(server: socket.socket, layout: RunLayout) -> None:
-    """Bind through /proc/self/fd, because the path of a Unix socket has at most 108 bytes."""
-    folder = os.open(layout.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        server.bind(f"/proc/self/fd/{folder}/{layout.control.name}")
-    finally:
-        os.close(folder)
