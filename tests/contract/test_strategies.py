@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
 from ecrl_cli.checkpoint.store.store import CheckpointStore
@@ -101,6 +102,29 @@ def test_what_is_saved_is_restored_and_logged_as_the_object_says(kind: StrategyK
     assert max(line.inflight for line in logged) <= kind.in_flight(CheckpointConfig())
     parts = {name for line in logged for name in line.stall_parts}
     assert parts >= (IN_STEP if kind.writes_in_step else BESIDE) and not parts & (BESIDE if kind.writes_in_step else IN_STEP)
+
+
+class Meetings:
+    """The other rank of two, which does what this one does. `told`: the events in the journal each time they met."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.told = root, list[list[str]]()
+
+    def barrier(self) -> None:
+        self.told.append([line.event for line in lines(self.root)])
+
+    def all_gather(self, own: torch.Tensor) -> list[torch.Tensor]:
+        return [own, own]
+
+
+def test_no_rank_leaves_a_save_before_rank_0_has_done_its_part(kind: StrategyKind, rank: Rank) -> None:
+    meetings = Meetings(rank.layout.root)
+    rank.run.pack.world_size, rank.run.pack.peers = 2, meetings
+    rank.strategy.prepare()
+    rank.strategy.save(rank.run.progress())
+    rank.strategy.flush()
+    assert len(meetings.told) == kind.saves
+    assert all("submitted" in events and "released" not in events for events in meetings.told)
 
 
 def test_a_snapshot_is_kept_where_the_object_says_so(kind: StrategyKind, rank: Rank) -> None:

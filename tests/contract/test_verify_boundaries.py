@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,17 +11,19 @@ import pytest
 
 from ecrl_cli.config.schema import CheckpointConfig
 from ecrl_cli.history.load import load
-from ecrl_cli.records.events import PlannedFailure
+from ecrl_cli.records.events import CheckpointLine, PlannedFailure
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.verify.fault_instants import _check_passed
+from ecrl_cli.verify.checkpoints import no_acknowledged_loss
+from ecrl_cli.verify.fault_instants import _check_passed, _window
 from ecrl_cli.verify.labels import check_labels
-from ecrl_cli.verify.train_state import GROWTH_INTERVAL, _following
+from ecrl_cli.verify.retention import Folder
+from ecrl_cli.verify.train_state import GROWTH_INTERVAL, _following, check_documents
 from ecrl_cli.verify.verdict import INVALID, VALID, FindingBuilder, render
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_whistle import found
 from tests.runs.builder import RunBuilder, build_blk, build_ref, config_of
-from tests.runs.spoil import append, edit_json
+from tests.runs.spoil import append, edit_json, edit_lines, without
 from tests.runs.spoilt import NO_LOSS
 from tests.runs.spoilt_record import composed
 from tests.runs.spoilt_store import event
@@ -65,3 +68,51 @@ def test_a_failure_is_passed_once_its_victim_is_behind_the_next_step(run: RunLay
     case, notes = Case(load(run)), FindingBuilder("failures-once")
     _check_passed(case, case.attempts[0], [PlannedFailure(5, "kill", 0, step)], notes)
     assert notes.clean == clean
+
+
+@pytest.mark.parametrize(("attempt", "step", "status"), [(1, 6, VALID), (2, 12, INVALID)])
+def test_only_retention_that_may_have_died_owes_no_line(tmp_path: Path, attempt: int, step: int, status: str) -> None:
+    """Each attempt retired one checkpoint at its end, and its journal lacks the line; attempt 1 died, attempt 2 completed."""
+    config = replace(config_of("blk", "kill", (9, 20), 1), checkpoint=CheckpointConfig(strategy="blocking", every=6, keep=1))
+    run = RunBuilder(tmp_path / "blk", config).build()
+    edit_lines(run.attempt(attempt).checkpoints, without(event="retired", global_step=step))
+    assert no_acknowledged_loss(Case(load(run))).status == status
+
+
+def test_a_checkpoint_that_was_refused_is_no_newer_one() -> None:
+    """Of 6, 12 and 18 the last is refused: only 12 is left that is newer than 6."""
+    folder = Folder(keep=2)
+    for step in (6, 12, 18):
+        folder.apply(CheckpointLine("committed", step, 0, 0.0, 0.0))
+    folder.remove(18)
+    folder.apply(CheckpointLine("retired", 6, 1, 0.0, 0.0))
+    assert [(each.line.global_step, each.newer) for each in folder.overreached] == [(6, 1)]
+    assert folder.live.keys() == {6, 12} and not folder.retired
+
+
+def test_one_of_two_faults_of_an_attempt_may_fire_after_the_other_ended_it(run: RunLayout) -> None:
+    case = Case(load(run))
+    first, (fired, entry) = case.attempts[0], (case.run.fired[0], (case.run.plan or ())[0])
+    assert _window(case, fired, entry, first) == (first.launched_at, first.ended_at)
+    another = Case(replace(case.run, fired=(fired, replace(fired, index=1, rank=0))))
+    assert _window(another, fired, entry, first) == (first.launched_at, case.attempts[1].launched_at)
+
+
+@pytest.mark.parametrize(("boot", "bounded"), [("boot", True), ("another", False)])
+def test_a_fault_between_two_attempts_has_bounds_on_the_clock_of_one_boot_alone(run: RunLayout, boot: str, bounded: bool) -> None:
+    edit_json(run.supervisor, lambda s: s["sessions"].append(s["sessions"][0] | {"boot_id": boot}))
+    edit_json(run.supervisor, lambda s: s["attempts"][1].update(session=1))
+    case = Case(load(run))
+    before, after = case.attempts[:2]
+    entry = replace((case.run.plan or ())[0], moment="rest")
+    bounds = (before.ended_at, after.launched_at) if bounded else (-math.inf, math.inf)
+    assert _window(case, replace(case.run.fired[0], attempt=1), entry, after) == bounds
+
+
+@pytest.mark.parametrize("name", ["sampler", "scheduler", "optimizer"])
+def test_a_part_of_train_json_that_is_no_object_is_told(run: RunLayout, name: str) -> None:
+    case = Case(load(run))
+    case.disk[0].train[name] = [1]
+    notes = FindingBuilder("state-consistent")
+    check_documents(case, notes)
+    assert not notes.clean

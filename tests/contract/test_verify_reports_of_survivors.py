@@ -12,7 +12,9 @@ from ecrl_cli.checkpoint.format.canonical_json import digest
 from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.disk_state import on_disk
+from ecrl_cli.verify.survivor_reports import _silent_after
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
+from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_whistle import found
 from tests.runs.spoil import at_step, edit_lines
@@ -53,6 +55,14 @@ def another_state(run: RunLayout) -> None:
     """The survivors' own lines of step 9 say what they had."""
     for rank in range(2):
         edit_lines(run.attempt(0).rank(rank), at_step(9, state_digest="cd" * 32))
+
+
+def test_who_reports_was_living_and_who_recorded_nothing_more_was_not(lossy: RunLayout) -> None:
+    case = Case(load(lossy))
+    first = case.attempts[0]
+    last = max(lines.events[-1].at for lines in case.run.logs(0).ranks.values())
+    assert [_silent_after(case, first, rank, last) for rank in range(4)] == [False, False, True, True]
+    assert not _silent_after(case, first, 3, case.run.logs(0).ranks[3].events[-1].at - 0.001)
 
 
 def goes_further(run: RunLayout) -> None:

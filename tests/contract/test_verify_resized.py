@@ -76,6 +76,14 @@ def test_a_bug_in_a_recovery_behind_the_change_is_not_called_valid_beside_a_cons
     assert trajectory(build_elastic(sweep, "buggy", bug_from=13).root).status == UNKNOWN
 
 
+def test_a_line_forged_before_the_size_changed_is_no_missing_line(run: RunLayout) -> None:
+    """Behind step 10 there is no rank 1: no line of it is due there."""
+    edit_lines(run.attempt(0).rank(1), at_step(3, seconds=0.5))
+    finding = found(verify_run(run.root), RECORDS)
+    assert finding.status == INVALID
+    assert any("the lines of rank 1 up to step" in text and "are not those that" in text for text in (finding.message, *finding.evidence)), finding
+
+
 def test_undisturbed_behind_the_change_nothing_is_left_to_prove(sweep: Path) -> None:
     finding = trajectory(sweep / "unstruck")
     assert finding.status == VALID

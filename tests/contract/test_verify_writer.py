@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ecrl_cli.checkpoint.format.names import LEASE
 from ecrl_cli.config.codec import encode
 from ecrl_cli.history.load import load
 from ecrl_cli.records.events import CheckpointLine
@@ -97,6 +98,17 @@ def test_a_pointer_that_could_not_be_moved_excuses_none_behind_it(sweep: Path) -
     journal, earlier = run.attempt(2).checkpoints, json.dumps(not_moved(run, 18)) + "\n"
     journal.write_text(earlier + journal.read_text())
     assert any(BEHIND in text for text in (pointers(run).message, *pointers(run).evidence))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("latest.json", "latest.json is no pointer to a checkpoint and its step"), (LEASE, f"checkpoints/{LEASE} names no attempt")],
+)
+def test_a_small_file_that_is_no_json_is_told(sweep: Path, name: str, words: str) -> None:
+    run = RunLayout(sweep / "blk")
+    (run.checkpoints / name).write_text("{")
+    finding = pointers(run)
+    assert finding.status == INVALID and any(words in text for text in (finding.message, *finding.evidence)), finding
 
 
 @pytest.mark.parametrize(("deaths", "told"), [(0, True), (1, False), (None, False)])

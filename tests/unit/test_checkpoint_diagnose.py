@@ -96,6 +96,17 @@ def test_every_bit_of_the_frame_of_a_sidecar_is_found(tmp_path: Path) -> None:
         flip(sidecar, offset, 1)
 
 
+def test_a_sidecar_of_another_file_is_no_damage_that_could_be_repaired(tmp_path: Path) -> None:
+    """A checkpoint under another step's name: its sidecar is whole, and tells nothing about a file of that name."""
+    path = committed(tmp_path, single=True)
+    other = path.with_name(path.name.replace("300", "301"))
+    for file in files_of(path):
+        file.rename(other.with_suffix(file.suffix))
+    diagnosis = diagnose(other)
+    assert not verify_checkpoint(other).ok
+    assert not diagnosis.findings and not diagnosis.repairable
+
+
 def test_a_large_manifest_is_mended_from_the_parts(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_repair, "MAX_SEARCH", 300)
     file = path / MANIFEST if path.is_dir() else path.with_suffix(".json")

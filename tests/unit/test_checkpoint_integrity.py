@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from ecrl_cli.checkpoint.capture.loading import load_checkpoint
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.hashing import chunk_sums, tensor_sha256
 from ecrl_cli.checkpoint.format.manifest import components, make_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, LAYERS, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components
+from ecrl_cli.errors import StorageError
 from ecrl_cli.linux.unix_socket import bind
 from tests.unit.checkpoint_support import CONFIG, commit, flip, image, store_at
 
@@ -290,6 +292,14 @@ def test_without_contents_only_names_sizes_and_records_are_looked_at(group: Path
     assert verify_checkpoint(group, IntegrityConfig(contents=False)).ok
     truncate(group / MODEL)
     assert verify_checkpoint(group, IntegrityConfig(contents=False)).layer == "parts"
+
+
+def test_the_hash_of_train_json_is_compared_by_all_that_read_it(group: Path) -> None:
+    flip(group / TRAIN, 5)
+    report = verify_checkpoint(group, replace(CONFIG.integrity, contents=False))
+    assert (report.layer, report.reason) == ("hash", f"{TRAIN} does not match its SHA-256")
+    with pytest.raises(StorageError, match=f"failed at hash: {TRAIN} does not match its SHA-256"):
+        load_checkpoint(group)
 
 
 def test_nothing_outside_the_folder_is_touched(tmp_path: Path, group: Path) -> None:

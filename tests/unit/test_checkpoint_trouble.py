@@ -56,6 +56,16 @@ def refusal(call: str, path: Path, number: int) -> StorageError:
     return StorageError.of(call, path, OSError(number, os.strerror(number)))
 
 
+def test_the_first_save_that_failed_is_the_one_that_is_told(tmp_path: Path) -> None:
+    """What follows a full disk may be another error, and says less about the cause."""
+    log = log_at(tmp_path)
+    log.failed(6, refusal("write", Path(MODEL), errno.ENOSPC), 0.5)
+    log.failed(12, refusal("rename", Path(MODEL), errno.ENOENT), 0.25)
+    log.close()
+    assert log.failure.startswith("step 6 was not saved") and "No space left" in log.failure
+    assert [(line.global_step, line.event, line.write_s) for line in lines(tmp_path)] == [(6, "failed", 0.5), (12, "failed", 0.25)]
+
+
 def test_a_defect_in_the_receiving_thread_is_told_to_the_training_thread(tmp_path: Path) -> None:
     def make(memory: Memory) -> None:
         memory.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EvidenceMissing, RecordError
 from ecrl_cli.history.divergence import first_differing_step, loss_divergence, read_tensors, same_float, state_divergence
 from ecrl_cli.history.lineage import ancestry, line_chain, lineage, replayed_steps
-from ecrl_cli.history.load import NOTHING, AttemptRecords, RunRecords, load
+from ecrl_cli.history.load import MOST_DISK_BYTES, NOTHING, SPARE_LOGS, AttemptRecords, RunRecords, load, load_disk
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import (
@@ -35,7 +37,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import store
 from ecrl_cli.records.span_clock import SpanClock
 from tests.runs.builder import build_blk, flip
-from tests.runs.spoil import tear
+from tests.runs.spoil import edit_json, tear
 
 
 def line(step: int, attempt: int, at: float = 0.0) -> RankLine:
@@ -227,6 +229,7 @@ def test_absence_between_two_supervisors_is_on_no_clock() -> None:
         [attempt(0, launched_at=0.0), attempt(1, 2, "a", outcome="completed", launched_at=100.0, ended_at=104.0, session=1)],
         [life(0, 0.0, range(1, 3), commits=((2, "a"),)), life(1, 101.0, range(3, 5), final=final(103.1))],
         sessions=(SupervisorSession(0.0, 1000.0, "boot"), SupervisorSession(99.0, 1099.0, "boot")),
+        fired=(InjectedFault(0, "slow_rank", 1, 3, 1, 101.5, 1101.5),),  # no evidence of the first attempt
     )
     account = timeline(run)
     assert account.windows == ((0.0, 2.1), (99.0, 103.1))
@@ -324,3 +327,22 @@ def test_a_torn_tail_is_counted_and_damage_is_named(tmp_path: Path) -> None:
 def test_a_folder_without_a_configuration_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(EvidenceMissing):
         load(RunLayout(tmp_path))
+
+
+def test_a_run_that_grew_has_the_logs_of_all_its_ranks(tmp_path: Path) -> None:
+    """Of 2 ranks at first; what more than the scheduled ranks left is reported."""
+    layout, ranks = build_blk(tmp_path), 2 + SPARE_LOGS + 1
+    for rank in range(2, ranks):
+        shutil.copy(layout.attempt(0).rank(0), layout.attempt(0).rank(rank))
+    (unread,) = load(layout).unread
+    assert unread.path == "logs/attempt-00" and unread.reason.startswith(f"holds {ranks} entries")
+    edit_json(layout.config, lambda document: document["config"]["elastic"].update(schedule={"7": ranks}))
+    assert sorted(load(layout).attempts[0].ranks) == list(range(ranks)) and not load(layout).unread
+
+
+def test_disk_samples_have_a_limit_of_their_own(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    layout.disk.touch()
+    os.truncate(layout.disk, MOST_DISK_BYTES + 1)
+    with pytest.raises(RecordError, match=f"at most {MOST_DISK_BYTES} are read"):
+        load_disk(layout)

@@ -104,6 +104,15 @@ def test_metrics_that_hide_what_was_lost_are_no_fold_of_the_records(tmp_path: Pa
     assert finding.status == INVALID and "in metrics.json lost_samples is 0" in finding.message
 
 
+def test_a_report_that_a_death_left_empty_speaks_for_nobody(tmp_path: Path) -> None:
+    layout = build_lossy(tmp_path)
+    layout.attempt(0).survivor_report(0).write_text("")
+    told = load(layout).logs(0).survivor_report
+    assert told is not None and told.rank == 1
+    layout.attempt(0).survivor_report(1).write_text("")
+    assert load(layout).logs(0).survivor_report is None
+
+
 def test_a_sample_that_two_layers_lost_counts_once(tmp_path: Path) -> None:
     """Each layer has a line of its own; one of them lost a sample more."""
     layout = build_lossy(tmp_path)

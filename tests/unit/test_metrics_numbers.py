@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,7 @@ def test_a_checkpoint_ends_by_its_first_line_that_says_so(tmp_path: Path) -> Non
     append(log, line_at(log, 12) | {"event": "lost"})
     found = account(load(layout))
     assert (found.count("committed"), found.count("lost")) == (4, 0)
+    assert found.document()["stalled_barrier_s"] == pytest.approx(4 * 0.002), "the stall is that of the released line"
 
 
 def test_no_parts_are_added_up_where_one_stall_has_none(tmp_path: Path) -> None:
@@ -162,6 +164,24 @@ def test_the_distance_is_that_of_the_newest_checkpoints(tmp_path: Path) -> None:
     """At step 18 the two are equal still."""
     state = divergence_document(load(build_blk(tmp_path, "buggy", bug_from=22)), load(build_ref(tmp_path)))["state"]
     assert state["parameters"]["l2"] > 0 and state["parameters"]["differing"] == 3
+
+
+def test_only_tensors_that_differ_are_counted(tmp_path: Path) -> None:
+    """The two newest model files are alike but for the last byte, which is of parameters.weight."""
+    ref, run = build_ref(tmp_path), build_blk(tmp_path, "buggy", bug_from=22)
+    ours, theirs = (layout.checkpoints / "step_00000024" / "model.safetensors" for layout in (run, ref))
+    shutil.copy(theirs, ours)
+    flip(ours, -1)
+    state = divergence_document(load(run), load(ref))["state"]
+    assert (state["parameters"]["differing"], state["buffers"]["differing"]) == (1, 0)
+
+
+def test_steps_that_no_record_leads_to_are_not_committed(tmp_path: Path) -> None:
+    """The checkpoint of step 18 was committed by nobody: only the steps behind it are on record."""
+    layout = build_blk(tmp_path)
+    edit_json(layout.supervisor, lambda s: s["attempts"][2]["resumed_from"].update(commit_sha256="0" * 64))
+    document = metrics_document(load(layout))
+    assert document["committed_steps"] == 24 - 18 and document["goodput"] == pytest.approx(6 / document["wall_s"])
 
 
 GOOD: dict[str, Any] = {
