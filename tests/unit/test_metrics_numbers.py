@@ -176,14 +176,6 @@ def test_only_tensors_that_differ_are_counted(tmp_path: Path) -> None:
     assert (state["parameters"]["differing"], state["buffers"]["differing"]) == (1, 0)
 
 
-def test_steps_that_no_record_leads_to_are_not_committed(tmp_path: Path) -> None:
-    """The checkpoint of step 18 was committed by nobody: only the steps behind it are on record."""
-    layout = build_blk(tmp_path)
-    edit_json(layout.supervisor, lambda s: s["attempts"][2]["resumed_from"].update(commit_sha256="0" * 64))
-    document = metrics_document(load(layout))
-    assert document["committed_steps"] == 24 - 18 and document["goodput"] == pytest.approx(6 / document["wall_s"])
-
-
 GOOD: dict[str, Any] = {
     "target_steps": 24,
     "committed_steps": 24,

@@ -66,7 +66,6 @@ class Folder:
     def remove(self, step: int) -> None:
         """Stop counting a checkpoint that was retired or quarantined."""
         self.live.pop(step, None)
-        self.superfluous.pop(step, None)
         if self._has(step):
             self._order.remove(step)
 
