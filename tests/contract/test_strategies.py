@@ -127,6 +127,22 @@ def test_no_rank_leaves_a_save_before_rank_0_has_done_its_part(kind: StrategyKin
     assert all("submitted" in events and "released" not in events for events in meetings.told)
 
 
+def shared_memory() -> int:
+    """How many descriptors of memory for snapshots this process holds."""
+    links = (link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
+    return sum("/memfd:ecrl-" in str(link) for link in links)
+
+
+def test_a_strategy_that_is_closed_holds_no_memory(kind: StrategyKind, rank: Rank) -> None:
+    before = shared_memory()
+    rank.strategy.prepare()
+    rank.strategy.save(rank.run.progress())
+    rank.strategy.flush()
+    assert (shared_memory() > before) == kind.saves
+    rank.strategy.close()
+    assert shared_memory() == before
+
+
 def test_a_snapshot_is_kept_where_the_object_says_so(kind: StrategyKind, rank: Rank) -> None:
     rank.strategy.prepare()
     for _ in range(3):

@@ -11,9 +11,12 @@ import pytest
 
 from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import Timeline, TimelineSlice
+from ecrl_cli.records.events import Span
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify import time_accounting
 from ecrl_cli.verify.clocks import Instant, _check_agreement
+from ecrl_cli.verify.rank_spans import SpanAccount
+from ecrl_cli.verify.spans import _left_over
 from ecrl_cli.verify.verdict import INVALID, VALID, FindingBuilder, render
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
@@ -162,3 +165,12 @@ def test_another_machine_than_the_reference_s_is_told_and_changes_nothing(run: R
     assert verdict.status == VALID, render(verdict)
     told = found(verdict, "records-consistent").evidence
     assert "the reference ran with packages.torch '2.10.0', this run with '2.11.0'" in told and len(told) == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "left"),
+    [(("compute", "snapshot", "sync"), 0.25), (("sync", "snapshot"), 0.25), (("snapshot", "compute", "sync"), 0.0), (("sync",), 0.0), ((), 0.0)],
+)
+def test_a_save_behind_a_snapshot_in_memory_has_what_ran_on_until_the_gathering(before: tuple[str, ...], left: float) -> None:
+    spans = [Span(category, 0.25 * place, 0.25 * (place + 1), 0, 6) for place, category in enumerate((*before, "snapshot"))]
+    assert _left_over(SpanAccount(tuple(spans)), len(before), "snapshot") == left
