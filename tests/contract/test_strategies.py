@@ -119,7 +119,7 @@ class Meetings:
 
 def test_no_rank_leaves_a_save_before_rank_0_has_done_its_part(kind: StrategyKind, rank: Rank) -> None:
     meetings = Meetings(rank.layout.root)
-    rank.run.pack.world_size, rank.run.pack.peers = 2, meetings
+    rank.run.train_state.world_size, rank.run.train_state.peers = 2, meetings
     rank.strategy.prepare()
     rank.strategy.save(rank.run.progress())
     rank.strategy.flush()

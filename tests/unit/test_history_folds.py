@@ -337,7 +337,7 @@ def test_a_run_that_grew_has_the_logs_of_all_its_ranks(tmp_path: Path) -> None:
     (unread,) = load(layout).unread
     assert unread.path == "logs/attempt-00" and unread.reason.startswith(f"holds {ranks} entries")
     edit_json(layout.config, lambda document: document["config"]["elastic"].update(schedule={"7": ranks}))
-    assert sorted(load(layout).attempts[0].ranks) == list(range(ranks)) and not load(layout).unread
+    assert sorted(load(layout).logs(0).ranks) == list(range(ranks)) and not load(layout).unread
 
 
 def test_disk_samples_have_a_limit_of_their_own(tmp_path: Path) -> None:
