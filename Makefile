@@ -45,11 +45,12 @@ check: $(READY) docs  ## ruff, mypy strict, the architecture, the documentation
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest -q tests/test_architecture.py
 
-bench: $(READY)  ## measure: checkpoint stall, the store, the scrub, answers to bad input, the page of 72 runs, snapshots in memory, fixed replicas, recoveries (JSON)
+bench: $(READY)  ## measure: checkpoint stall, the store, the scrub, answers to bad input, the page of 72 runs, snapshots in memory, fixed replicas, recoveries, recording (JSON)
 	$(VENV)/bin/python bench/stall.py
 	$(VENV)/bin/python bench/store.py
 	$(VENV)/bin/python bench/scrub.py
 	$(VENV)/bin/python bench/bad_input.py
+	$(VENV)/bin/python bench/audit.py
 	$(VENV)/bin/python -m bench.page
 	$(VENV)/bin/python -m bench.in_memory
 	$(VENV)/bin/python bench/replicas.py

@@ -10,12 +10,12 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 try:
     import xxhash  # type: ignore[import-not-found,unused-ignore]
 
-    NAME = "xxh3_128/v1"
+    NAME = "xxh3_128/v2"
 
     def _new() -> Any:
         return xxhash.xxh3_128()
 except ImportError:  # the job's environment need not have it
-    NAME = "blake2b_128/v1"
+    NAME = "blake2b_128/v2"
 
     def _new() -> Any:
         return hashlib.blake2b(digest_size=16)
@@ -43,6 +43,10 @@ def tensor_bytes(value: Any) -> Any:
     """The bytes of a tensor in C order; of a sharded one those of this rank's shard."""
     import torch
 
+    if value.device.type == "cpu" and value.dtype in (torch.float32, torch.uint8, torch.int64) and type(value) in (torch.Tensor, torch.nn.Parameter):
+        plain = value.detach()
+        if plain.is_contiguous() and not plain.is_neg():
+            return plain.numpy().reshape(-1).view("B").data if plain.numel() else b""  # most tensors: no copy
     local = value.to_local() if hasattr(value, "to_local") else value
     with torch.no_grad():
         flat = local.detach().to("cpu").contiguous().reshape(-1)
@@ -81,6 +85,13 @@ def rows(value: Any) -> Optional[List[str]]:
     return [of_named((path, leaf[row]) for path, leaf in leaves)[:16] for row in range(counts.pop())]
 
 
+class _Generators:
+    """The digest of Python's generator and what it is of: its state is large as text, and few jobs draw from it in every step."""
+
+    state: Any = None
+    digest = ""
+
+
 def generators() -> Dict[str, str]:
     """Of this process's generators: `rng`: torch's on the CPU and on each CUDA device in use; `rng_python`; `rng_numpy`."""
     import torch
@@ -88,11 +99,17 @@ def generators() -> Dict[str, str]:
     parts: List[Tuple[str, Any]] = [("torch", torch.get_rng_state())]
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         parts += [("cuda%d" % index, state) for index, state in enumerate(torch.cuda.get_rng_state_all())]
-    found = {"rng": of_named(parts), "rng_python": of_named([("python", random.getstate())])}
+    state = random.getstate()
+    if state != _Generators.state:
+        _Generators.state, _Generators.digest = state, of_named([("python", state)])
+    found = {"rng": of_named(parts), "rng_python": _Generators.digest}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         name, keys, *rest = numpy.random.get_state()
-        found["rng_numpy"] = of_named([("numpy", (name, keys.tobytes(), tuple(rest)))])
+        digest = _new()
+        digest.update(("%s%r" % (name, rest)).encode())
+        digest.update(keys.data)
+        found["rng_numpy"] = str(digest.hexdigest())
     return found
 
 

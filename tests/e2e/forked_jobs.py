@@ -49,7 +49,9 @@ class ForkServer:
 
 
 def serve(path: str) -> None:
+    import torch._dynamo  # what the first step of an optimizer imports
     import torch.distributed
+    import torch.nn.parallel
     import torch.utils.data
 
     torch.set_num_threads(1)

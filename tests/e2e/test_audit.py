@@ -73,3 +73,9 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, words: list[str], said: str
     done = ecrl_in_process(tmp_path, "audit", *words, check=2)
     lines = [line for line in done.stderr.splitlines() if "ecrl: error" in line]
     assert len(lines) == 1 and said in lines[0], done.stderr
+
+
+def test_a_job_that_keeps_the_recorder_out_is_unknown_in_one_line(tmp_path: Path) -> None:
+    done = ecrl_in_process(tmp_path, "audit", "--", sys.executable, "-I", "-c", "print('trained')", "{dir}", check=3)
+    lines = [line for line in done.stderr.splitlines() if "ecrl: error" in line]
+    assert len(lines) == 1 and "no step is on record" in lines[0] and "python -I, -E and -S keep the recorder out" in lines[0], done.stderr

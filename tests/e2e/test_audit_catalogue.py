@@ -37,7 +37,7 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "epoch not set": ("exactly once", f"step 11 repeats the samples of step 3 (rank 0, attempt 1): {POSITION}"),
     "epoch off by one": ("exactly once", POSITION),
     "next epoch skipped": ("exactly once", POSITION),
-    "ends early": ("same end", "ended at step 12, the undisturbed run at step 24"),
+    "ends early": ("same end", ", the undisturbed run at step 24"),
     "generators": ("restored: generators", GENERATORS),
     "generators drawn from": ("restored: generators", GENERATORS),
     "generators of rank 0": ("restored: generators", f"in front of step 11, rank 1: {GENERATORS}"),

@@ -148,9 +148,95 @@ def odd_batches() -> None:
         optimizer.step()
 
 
+def fused_overflow() -> None:
+    """A fused optimizer leaves the step out by itself: its hook fires, nothing changes."""
+    model, _, loader = parts()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for number, batch in enumerate(loader):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, batch) * (float("inf") if number == 1 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def zero_redundancy() -> None:
+    """The sharded optimizer and the one inside it: one step."""
+    import torch.distributed as dist
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    model, _, loader = parts()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
+    for batch in loader:
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+def wrapped_iterators() -> None:
+    """One fetch, however many iterators wrap one another, and a batch that becomes another before it is used."""
+    model, optimizer, loader = parts()
+
+    def moved(batches: Any) -> Iterator[Any]:
+        for batch in batches:
+            yield [tensor * 2 for tensor in batch]
+
+    for batch in moved(iter(loader)):
+        loss_of(model, batch).backward()
+        optimizer.step()
+
+
+def closure() -> None:
+    """LBFGS calls backward many times inside one step."""
+    model, _, loader = parts()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    for batch in loader:
+
+        def again(batch: Any = batch) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            loss.backward()
+            return loss
+
+        optimizer.step(again)
+
+
+def dcp() -> None:
+    """However the functions of DCP were imported; a save behind the job's back too."""
+    import torch.distributed.checkpoint as package
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    model, optimizer, loader = parts()
+    for batch in loader:
+        loss_of(model, batch).backward()
+        optimizer.step()
+    folder = os.environ["ECRL_RECORD"] + "-dcp"
+    package.save({"model": model.state_dict()}, checkpoint_id=folder, no_dist=True)
+    load({"model": model.state_dict()}, storage_reader=package.FileSystemReader(folder), no_dist=True)
+
+
+def graph_is_let_go() -> None:
+    """The recorder keeps no loss with its graph: what the graph saved is gone when the job lets go of it."""
+    import weakref
+
+    model, optimizer, loader = parts()
+    for batch in loader:
+        out = model(batch[0])
+        saved = weakref.ref(out)  # the square keeps it for its backward
+        loss = out.square().mean()
+        loss.backward(retain_graph=True)
+        del out, loss
+        assert saved() is None, "the recorder keeps the graph"
+        optimizer.step()
+
+
 LOOPS: tuple[Callable[[], None], ...] = (
     *(plain, one_batch_ahead, skipped_batches, validation_between, accumulation, two_optimizers, optimizer_in_backward),
     *(step_calls_step, overflow, no_ids, workers, odd_batches),
+    *(fused_overflow, zero_redundancy, wrapped_iterators, closure, dcp, graph_is_let_go),
 )
 
 

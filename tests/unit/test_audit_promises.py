@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ecrl_cli.audit.audit import judge_folder
+from ecrl_cli.audit.costs import costs_of
 from ecrl_cli.audit.page import page
 from ecrl_cli.audit.records import read_arm
 from ecrl_cli.audit.verdict import AuditVerdict, render
@@ -321,3 +322,17 @@ def test_the_page_colours_only_what_was_compared(recorded: Path) -> None:
     assert ": equal" not in drawn["ref"] and "parameters, steps 1 to 16: not compared" in drawn["ref"]
     assert "parameters, steps 1 to 16: equal" in drawn["ref2"]
     assert "python generator, steps 1 to 16: not recorded" in drawn["struck"]
+
+
+def test_the_page_says_what_each_arm_cost(recorded: Path) -> None:
+    """Two deaths, four steps done again of half a second each in 6 s of wall time; one save that took 20 ms."""
+    change(recorded, 0, lambda line: line | {"seconds": 0.02} if line["type"] == "save" and line["done"] and line["after_step"] == 4 else line, (0,))
+    change(recorded, 0, lambda line: line | {"at": 10.0 + line["step"]} if line["type"] == "step" else line)
+    change(recorded, 1, lambda line: line | {"at": 25.0 + line["step"]} if line["type"] == "step" else line)
+    verdict = judged(recorded)
+    costs = costs_of(verdict.arms[0])
+    assert (costs.attempts, costs.steps, costs.steps_done_again, costs.save_seconds) == (3, 16, 2, (0.02,))
+    assert costs.restart_seconds == (6.0,) and costs.attempt_seconds == (2.0, 2.0, 2.0) and costs.goodput == 1.0
+    text = page("audit", verdict)
+    assert "20 ms, at most 20 ms (1)" in text and "<td>6.0 s</td>" in text and text.count('class="death"') == 2
+    assert ">attempt 0</text>" in text and 'text-anchor="end">16</text>' in text

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import ecrl
+from ecrl_cli.audit.audit import judge_folder
 from ecrl_cli.audit.records import Process, read_arm
 
 HERE = Path(__file__).parents[2]
@@ -22,7 +26,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE / 'src'}"}
     environment.pop("ECRL_RECORD", None)
     command = [sys.executable, "-m", "tests.unit.audit_traps", str(folder)]
-    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=550)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
@@ -46,6 +50,10 @@ def process(folder: Path, loop: str) -> Process:
         ("step_calls_step", PAIRS),
         ("workers", PAIRS),
         ("odd_batches", [("0",), ("1",)]),
+        ("zero_redundancy", PAIRS),
+        ("wrapped_iterators", PAIRS),
+        ("dcp", PAIRS),
+        ("graph_is_let_go", PAIRS),
     ],
 )
 def test_each_step_has_the_samples_that_it_consumed(recorded: Path, loop: str, samples: list[tuple[str, ...]]) -> None:
@@ -63,6 +71,27 @@ def test_a_step_that_the_scaler_left_out_is_no_step(recorded: Path) -> None:
     assert scales == [8.0, 4.0, 4.0, 4.0]
 
 
+def test_a_step_that_a_fused_optimizer_leaves_out_changes_nothing(recorded: Path) -> None:
+    """Its hook fires although the step is skipped inside the kernel: the digests say that nothing was updated, the scale why."""
+    found = process(recorded, "fused_overflow")
+    assert [step.samples for step in found.steps] == PAIRS
+    digests = [step.digests["params"] for step in found.steps]
+    assert digests[0] == digests[1] and len(set(digests)) == 3
+    assert [step.scale for step in found.steps] == [8.0, 8.0, 4.0, 4.0]
+
+
+def test_a_closure_that_calls_backward_again_is_one_step(recorded: Path) -> None:
+    found = process(recorded, "closure")
+    assert [step.number for step in found.steps] == [1, 2, 3, 4] and all(len(step.losses) > 1 for step in found.steps)
+
+
+def test_dcp_is_followed_wherever_it_is_imported_from(recorded: Path) -> None:
+    found = process(recorded, "dcp")
+    folder = str(recorded / "dcp-dcp")
+    assert [(save["path"], save["done"], save["after_step"]) for save in found.saves] == [(folder, False, 4), (folder, True, 4)]
+    assert [(load["path"], load["after_step"]) for load in found.loads] == [(folder, 4)]
+
+
 def test_data_without_ids_are_told_apart_by_their_content(recorded: Path) -> None:
     steps = process(recorded, "no_ids").steps
     assert len(steps) == 4 and not any(step.by_id for step in steps)
@@ -73,6 +102,46 @@ def test_two_optimizers_are_one_step_with_the_state_behind_both(recorded: Path) 
     ours, theirs = (process(recorded, loop).steps for loop in ("two_optimizers", "optimizer_in_backward"))
     assert next(step.losses for step in ours) == next(step.losses for step in theirs)
     assert len({step.digests["params"] for step in ours}) == 4
+
+
+def test_what_is_recorded_is_what_the_schema_says(recorded: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed (extra dev)")
+    schema = json.loads((HERE / "docs" / "recording.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    lines = [json.loads(line) for path in sorted(recorded.glob("*/attempt-*/*.jsonl")) for line in path.read_text().splitlines()]
+    assert {line["type"] for line in lines} >= {"process", "batch", "start", "step", "epoch", "save", "load", "call"}
+    assert [error.message for line in lines for error in validator.iter_errors(line)] == []
+    step = next(line for line in lines if line["type"] == "step")
+    for wrong in ({"step": -1}, {"losses": ["x"]}, {"declared": 1}, {"params": 3}, {"batches": [0.5]}, {"watched": []}):
+        assert not validator.is_valid(step | wrong), wrong
+
+
+def test_the_recorder_is_written_in_python_3_9(tmp_path: Path) -> None:
+    for path in sorted((HERE / "src" / "ecrl").rglob("*.py")):
+        ast.parse(path.read_text(), str(path), feature_version=(3, 9))
+        assert not any(isinstance(node, ast.Match) for node in ast.walk(ast.parse(path.read_text())))
+
+
+def test_a_session_digests_what_the_job_watches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A moving average that did not come back is told by its name."""
+    model, average = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+
+    def record(arm: str, forgotten: bool) -> None:
+        monkeypatch.setenv("ECRL_RECORD", str(tmp_path / arm))
+        session = ecrl.session()
+        session.watch(model=model, ema=average)
+        for step in (1, 2):
+            with torch.no_grad():
+                average.weight.fill_(0.0 if forgotten and step == 2 else float(step))
+            session.step(step, loss=0.5, samples=[step])
+
+    for arm in ("ref", "ref2"):
+        record(arm, False)
+    record("struck", True)
+    verdict = judge_folder(tmp_path, None, "auto")
+    assert verdict.diagnosis == "differs from step 2 on, first in watched: what the job watches by name was not restored"
+    assert verdict.arms[0].path.steps[1][0][1].digests.keys() >= {"params", "watched"}
 
 
 def test_without_a_folder_a_session_does_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ecrl_cli.audit import cold
 from ecrl_cli.audit.components import judged_arm
+from ecrl_cli.audit.costs import costs_of
 from ecrl_cli.audit.lineage import path_of
 from ecrl_cli.audit.page import page
 from ecrl_cli.audit.plan import PlannedArm, PlannedStrike, planned_arms
@@ -126,12 +127,5 @@ def write_result(folder: Path, verdict: AuditVerdict, more: dict[str, Any]) -> N
 
 
 def _costs(verdict: AuditVerdict) -> dict[str, Any]:
-    """By arm: seconds of each attempt, number of repeated steps, seconds of each save."""
-    return {
-        judged.arm.name: {
-            "attempt_seconds": [launch.seconds for launch in judged.arm.launches],
-            "steps_done_again": len({(step, attempt) for step, _, attempt, _, _ in judged.path.done_again}),
-            "save_seconds": [float(save["seconds"]) for process in judged.arm.processes for save in process.saves if save.get("seconds")],
-        }
-        for judged in (*verdict.references, *verdict.arms)
-    }
+    """By arm."""
+    return {judged.arm.name: encode(costs_of(judged)) for judged in (*verdict.references, *verdict.arms)}

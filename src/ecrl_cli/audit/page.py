@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 from jinja2 import Environment
 
 from ecrl_cli.audit.components import BROKEN, COMPONENTS, KEPT, UNKNOWN, Judged, value_of
+from ecrl_cli.audit.costs import costs_of
 from ecrl_cli.audit.verdict import AuditVerdict
 from ecrl_cli.errors import visible
 
-_CELL, _ROW, _LEFT, _MOST = 8, 16, 112, 1200
+_CELL, _ROW, _LEFT, _MOST, _TOP = 16, 16, 112, 1050, 16
 _COLOURS = {"equal": "#3a9a5b", "different": "#c2382f", "not recorded": "#c8c8c8", "not compared": "#7d9ec0"}
 _ORDER = {BROKEN: 0, UNKNOWN: 1, "not checked": 2, KEPT: 3}
 
@@ -21,33 +23,39 @@ _TEMPLATE = """<!doctype html>
 body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:1100px;padding:0 1em;color:#222}
 h1{font-size:1.3em;overflow-wrap:anywhere} .valid{color:#2c7a46} .invalid{color:#b02a22} .unknown{color:#8a6100}
 table{border-collapse:collapse;width:100%}
-td,th{text-align:left;vertical-align:top;padding:.3em .6em;border-bottom:1px solid #ddd;overflow-wrap:anywhere}
+td,th{text-align:left;vertical-align:top;padding:.3em .6em;border-bottom:1px solid #ddd} td.said{min-width:14em;overflow-wrap:anywhere}
 .broken{color:#b02a22;font-weight:600} .kept{color:#2c7a46} .scroll{overflow-x:auto} small{color:#666} svg{display:block}
 </style></head><body>
 <h1>{{ name }}: <span class="{{ verdict.status }}">{{ verdict.status }}</span></h1>
-<p><strong>{{ verdict.diagnosis }}</strong></p>
+<p><strong>{{ verdict.diagnosis }}</strong>{% if cause %}<br><small>{{ cause }}</small>{% endif %}</p>
 <h2>Fingerprints</h2>
 <p><small>Steps from left to right, what each step recorded from top to bottom: green where it equals the undisturbed run, red where it
 differs, grey where it was not recorded, blue where it was not compared. A dark bar is a death: what is right of it was done by a
-later attempt.</small></p>
+later attempt, whose number stands above.</small></p>
 {% for arm in arms %}<h3>{{ arm.name }}</h3><div class="scroll">
 <svg width="{{ arm.width }}" height="{{ arm.height }}" role="img" aria-label="fingerprint of {{ arm.name }}">
 {% for row in arm.rows %}<text x="0" y="{{ row.y + 12 }}" font-size="11">{{ row.name }}</text>
 {% for cell in row.cells %}<rect x="{{ cell.x }}" y="{{ row.y }}" width="{{ cell.width }}" height="14" fill="{{ cell.colour }}">
 <title>{{ cell.title }}</title></rect>{% endfor %}
-{% endfor %}{% for death in arm.deaths %}<rect x="{{ death }}" y="0" width="2" height="{{ arm.height }}" fill="#111"></rect>{% endfor %}
+{% endfor %}{% for attempt in arm.attempts %}<text x="{{ attempt.x + 3 }}" y="11" font-size="10">{{ attempt.text }}</text>{% endfor %}
+{% for tick in arm.ticks %}<text x="{{ tick.x }}" y="{{ arm.height - 3 }}" font-size="10" text-anchor="{{ tick.anchor }}">{{ tick.step }}</text>
+{% endfor %}{% for death in arm.deaths %}<rect class="death" x="{{ death }}" y="0" width="2" height="{{ arm.height - 14 }}" fill="#111"></rect>
+{% endfor %}
 </svg></div>{% endfor %}
 <h2>Promises</h2>
-<table><tr><th>status</th><th>promise</th><th>arm</th><th>what was found</th></tr>
+<div class="scroll"><table><tr><th>status</th><th>promise</th><th>arm</th><th>what was found</th></tr>
 {% for finding in findings %}<tr><td class="{{ finding.status | replace(' ', '-') }}">{{ finding.status }}</td>
 <td>{{ finding.promise }}</td><td>{{ finding.arm }}</td>
-<td>{{ finding.message }}{% for text in finding.evidence %}<br><small>{{ text }}</small>{% endfor %}</td></tr>{% endfor %}
-</table>
+<td class="said">{{ finding.message }}{% for text in finding.evidence %}<br><small>{{ text }}</small>{% endfor %}</td></tr>{% endfor %}
+</table></div>
 <h2>Costs</h2>
-<table><tr><th>arm</th><th>attempts</th><th>seconds of each</th><th>steps</th><th>steps done again</th></tr>
-{% for cost in costs %}<tr><td>{{ cost.arm }}</td><td>{{ cost.attempts }}</td><td>{{ cost.seconds }}</td><td>{{ cost.steps }}</td>
-<td>{{ cost.again }}</td></tr>{% endfor %}
-</table>
+<div class="scroll"><table><tr><th>arm</th><th>steps</th><th>done again</th><th>seconds of each attempt</th><th>back after a death</th>
+<th>stall of a save</th><th>goodput</th></tr>
+{% for cost in costs %}<tr><td>{{ cost.arm }}</td><td>{{ cost.steps }}</td><td>{{ cost.again }}</td><td>{{ cost.seconds }}</td>
+<td>{{ cost.restarts }}</td><td>{{ cost.saves }}</td><td>{{ cost.goodput }}</td></tr>{% endfor %}
+</table></div>
+<p><small>Back after a death: from the last step before it to the end of the first one behind it, start of the processes and the load included.
+Goodput: the share of the wall time that went into steps which count. Recording is part of all of this.</small></p>
 {% if verdict.troubles %}<h2>Not seen</h2><ul>{% for trouble in verdict.troubles %}<li>{{ trouble }}</li>{% endfor %}</ul>{% endif %}
 </body></html>
 """
@@ -60,14 +68,31 @@ def page(name: str, verdict: AuditVerdict) -> str:
     first = verdict.references[0] if verdict.references else None
     fingerprints = [_fingerprint(judged, first is not None and judged is not first) for judged in arms]
     template = Environment(autoescape=True).from_string(_TEMPLATE)
-    text = template.render(name=name, verdict=verdict, findings=findings, arms=fingerprints, costs=[_cost(judged) for judged in arms])
+    costs = [_cost(judged) for judged in arms]
+    text = template.render(name=name, verdict=verdict, cause=_cause(verdict), findings=findings, arms=fingerprints, costs=costs)
     return "\n".join(visible(line) for line in text.split("\n"))
 
 
+def _cause(verdict: AuditVerdict) -> str:
+    """Promise, step and arm that the diagnosis is about."""
+    for finding in verdict.findings:
+        if finding.status == BROKEN and finding.message == verdict.diagnosis:
+            return ", ".join(filter(None, (finding.promise, f"step {finding.step}" if finding.step else "", finding.arm and f"arm {finding.arm}")))
+    return ""
+
+
 def _cost(judged: Judged) -> dict[str, Any]:
-    again = len({(step, attempt) for step, _, attempt, _, _ in judged.path.done_again})
-    seconds = ", ".join(f"{launch.seconds:.1f}" for launch in judged.arm.launches) or "not known"
-    return {"arm": judged.arm.name, "attempts": len(judged.arm.attempts), "seconds": seconds, "steps": judged.path.last, "again": again}
+    found = costs_of(judged)
+    saves = found.save_seconds
+    return {
+        "arm": judged.arm.name,
+        "steps": found.steps,
+        "again": found.steps_done_again,
+        "seconds": ", ".join(f"{seconds:.1f}" for seconds in found.attempt_seconds) or "not known",
+        "restarts": ", ".join(f"{seconds:.1f} s" for seconds in found.restart_seconds) or "-",
+        "saves": f"{1000 * median(saves):.0f} ms, at most {1000 * max(saves):.0f} ms ({len(saves)})" if saves else "-",
+        "goodput": f"{100 * found.goodput:.0f} %" if found.goodput is not None else "not known",
+    }
 
 
 def _fingerprint(judged: Judged, compared: bool) -> dict[str, Any]:
@@ -77,7 +102,12 @@ def _fingerprint(judged: Judged, compared: bool) -> dict[str, Any]:
     rows = [_row(judged, component, place, steps, width, compared) for place, component in enumerate(COMPONENTS)]
     attempts = [min(attempt for attempt, _ in judged.path.steps[step].values()) for step in steps]
     deaths = [_LEFT + index * width for index in range(1, len(steps)) if attempts[index] != attempts[index - 1]]
-    return {"name": judged.arm.name, "rows": rows, "width": _LEFT + width * len(steps), "height": _ROW * len(COMPONENTS), "deaths": deaths}
+    begun = [index for index in range(len(steps)) if index == 0 or attempts[index] != attempts[index - 1]]
+    labels = [{"x": _LEFT + index * width, "text": f"attempt {attempts[index]}" if index == 0 else str(attempts[index])} for index in begun]
+    ends = [(0, "start"), (len(steps) - 1, "end")] if len(steps) > 1 else [(0, "start")] if steps else []
+    ticks = [{"x": _LEFT + (index + (anchor == "end")) * width, "step": steps[index], "anchor": anchor} for index, anchor in ends]
+    drawn = {"rows": rows, "deaths": deaths, "attempts": labels, "ticks": ticks}
+    return {"name": judged.arm.name, "width": _LEFT + max(width * len(steps), 60), "height": _TOP + _ROW * len(COMPONENTS) + 16, **drawn}
 
 
 def _row(judged: Judged, component: str, place: int, steps: list[int], width: float, compared: bool) -> dict[str, Any]:
@@ -92,7 +122,7 @@ def _row(judged: Judged, component: str, place: int, steps: list[int], width: fl
     for cell in cells:
         cell["colour"] = _COLOURS[cell["state"]]
         cell["title"] = f"{component}, steps {cell['first']} to {cell['last']}: {cell['state']}"
-    return {"name": component, "y": place * _ROW, "cells": cells}
+    return {"name": component, "y": _TOP + place * _ROW, "cells": cells}
 
 
 def _state(judged: Judged, component: str, step: int, compared: bool) -> str:

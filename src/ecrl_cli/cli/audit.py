@@ -36,14 +36,29 @@ def _run(keys: list[str], command: tuple[str, ...], say: Callable[[str], None]) 
     if not command:
         raise ConfigError("COMMAND", "is missing", "write it behind --: ecrl audit -- python train.py --out {dir}")
     as_json = "--json" in keys
+    keys, report = _without_junit(keys)
     arguments = parse([quoted(key) for key in keys if key != "--json"], PRIMARY)
     with initialized(PRIMARY):
         config = build_audit(compose(PRIMARY, [override.input_line or "" for override in arguments.overrides]))
     os.umask(0o077)
     folder, verdict = run_audit(config, command, say)
     _answer(verdict, folder, as_json)
+    if report:
+        report.write_text(junit(verdict, folder.name), encoding="utf-8")
     say(f"page: {folder / 'report' / 'index.html'}")
     return EXIT_CODES[verdict.status]
+
+
+def _without_junit(keys: list[str]) -> tuple[list[str], Path | None]:
+    """The keys without `--junit FILE` or `--junit=FILE`, and FILE."""
+    for place, key in enumerate(keys):
+        if key.startswith("--junit="):
+            return keys[:place] + keys[place + 1 :], Path(key.removeprefix("--junit="))
+        if key == "--junit":
+            if place + 1 == len(keys):
+                raise ConfigError("--junit", "names no file", "write --junit out.xml")
+            return keys[:place] + keys[place + 2 :], Path(keys[place + 1])
+    return keys, None
 
 
 def quoted(text: str) -> str:

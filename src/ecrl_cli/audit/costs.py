@@ -1,0 +1,53 @@
+"""What an arm cost: the stall of each save, the time to come back after each death, steps done again, goodput."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from statistics import median
+
+from ecrl_cli.audit.components import Judged, walk
+from ecrl_cli.audit.records import Process, Step
+
+
+@dataclass(frozen=True)
+class Costs:
+    """In seconds. `save_seconds`: how long the job stood in each save. `restart_seconds`: from the last step before a death to the end of the first
+    one behind it. `goodput`: the share of the wall time that the steps which count took, each at the median of its attempt; None if no wall time
+    is on record."""
+
+    attempts: int
+    steps: int
+    attempt_seconds: tuple[float, ...]
+    save_seconds: tuple[float, ...]
+    restart_seconds: tuple[float, ...]
+    steps_done_again: int
+    goodput: float | None
+
+
+def costs_of(judged: Judged) -> Costs:
+    attempts = {number: _first_rank(processes) for number, processes in sorted(judged.arm.attempts.items())}
+    wall = sum(launch.seconds for launch in judged.arm.launches)
+    usual = {number: median(step.seconds for step in process.steps) for number, process in attempts.items() if process is not None and process.steps}
+    counted = [attempt for number in judged.path.steps for attempt in [min(attempt for attempt, _ in judged.path.steps[number].values())]]
+    useful = sum(usual.get(attempt, 0.0) for attempt in counted)
+    timed = [process.steps for process in attempts.values() if process is not None and process.steps]
+    restarts = [after[0].at - before[-1].at for before, after in itertools.pairwise(timed) if _clock_went_on(before, after)]
+    return Costs(
+        attempts=len(judged.arm.attempts),
+        steps=judged.path.last,
+        attempt_seconds=tuple(launch.seconds for launch in judged.arm.launches),
+        save_seconds=tuple(float(save["seconds"]) for process in judged.arm.processes for save in process.saves if save.get("seconds")),
+        restart_seconds=tuple(restarts),
+        steps_done_again=len({(step, attempt) for step, _, attempt, _, _ in judged.path.done_again}),
+        goodput=min(1.0, useful / wall) if wall > 0 and any(True for _ in walk(judged.path)) else None,
+    )
+
+
+def _first_rank(processes: list[Process]) -> Process | None:
+    return min((process for process in processes if process.steps), key=lambda process: process.rank, default=None)
+
+
+def _clock_went_on(before: list[Step], after: list[Step]) -> bool:
+    """Steps written by hand may have no time."""
+    return 0 < before[-1].at < after[0].at
