@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from ecrl_cli.config.fault_spec import MOMENTS
+from ecrl_cli.config.fault_spec import FAILURES, MOMENTS
 from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RunConfig
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.fault_kind import Ends, FaultKind, Victim
 from ecrl_cli.failures.plan import describe, plan
-from ecrl_cli.failures.registry import fault_kind, kind_names
+from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.history.load import load
 from ecrl_cli.verify.fault_effects import check_effect
 from ecrl_cli.verify.verdict import VALID, FindingBuilder
@@ -50,7 +50,7 @@ def refused(kind: FaultKind, text: str, fact: str) -> None:
 
 class FailureKindContract:
     def test_it_is_registered_under_its_own_name(self, kind: FaultKind) -> None:
-        assert kind.name in kind_names() and type(fault_kind(kind.name)) is type(kind)
+        assert kind.name in FAILURES.names() and type(fault_kind(kind.name)) is type(kind)
         assert re.fullmatch("[a-z_]+", kind.name), "must fit into WHAT@STEP"
 
     def test_it_describes_itself_in_one_sentence(self, kind: FaultKind) -> None:

@@ -15,7 +15,7 @@ from ecrl_cli.config.failure_kinds import BUILTIN
 from ecrl_cli.config.fault_spec import FAILURES
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.fault_kind import Ends, FaultKind
-from ecrl_cli.failures.registry import fault_kind, kind_names, recorded_kind, table
+from ecrl_cli.failures.registry import fault_kind, recorded_kind, table
 from tests.contract.failure_kinds import FailureKindContract
 from tests.test_architecture import PACKAGE, modules
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class TestEveryKind(FailureKindContract):
-    @pytest.fixture(params=kind_names())
+    @pytest.fixture(params=FAILURES.names())
     def kind(self, request: pytest.FixtureRequest) -> FaultKind:
         return fault_kind(request.param)
 

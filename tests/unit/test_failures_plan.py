@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ecrl_cli.config.codec import encode
+from ecrl_cli.config.fault_spec import FAILURES
 from ecrl_cli.config.schema import (
     CheckpointConfig,
     ElasticConfig,
@@ -22,7 +23,6 @@ from ecrl_cli.config.schema import (
 )
 from ecrl_cli.errors import ConfigError, RecordError
 from ecrl_cli.failures.plan import describe, pending, plan, read_plan
-from ecrl_cli.failures.registry import kind_names
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 
@@ -211,7 +211,7 @@ def test_a_kind_says_why_it_is_not_available(entry: str, more: dict[str, Any], f
 
 
 def test_every_kind_of_the_group_plans_and_describes_itself() -> None:
-    for kind in kind_names():
+    for kind in FAILURES.names():
         planned = plan(config(kind, target_steps=400, checkpoint=CheckpointConfig(every=10)))
         assert len(planned) == (4 if kind == "corrupt" else 2)
         lines = describe(planned)

@@ -19,7 +19,7 @@ from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import Attempt, PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.attempts.supervisor_faults import BetweenAttemptFaults, WallClockFaults, supervised_s
+from ecrl_cli.supervision.attempts.supervisor_faults import WallClockFaults, inject_between_attempts, supervised_s
 from tests.runs.builder import RunBuilder, build_blk, config_of
 from tests.runs.spoil import edit_json
 
@@ -41,7 +41,7 @@ def store(tmp_path: Path) -> CheckpointStore:
 
 def rest(store: CheckpointStore, earlier: tuple[Attempt, ...], *entries: PlannedFailure) -> RunLayout:
     layout = planned(RunLayout(store.root.parent), *entries)
-    BetweenAttemptFaults(layout, store, 7).inject_due(earlier)
+    inject_between_attempts(layout, store, 7, earlier, chooses=True)
     return layout
 
 
@@ -56,7 +56,7 @@ def test_the_newest_checkpoint_is_damaged_once_and_it_is_told_where(store: Check
     assert (fired.attempt, fired.kind) == (2, "corrupt") and fired.detail.startswith("checkpoints/step_00000024/")
     report = store.verify(store.entries()[0].path)
     assert report.layer == "hash" and Path(fired.detail.partition(":")[0]).name in report.reason
-    BetweenAttemptFaults(layout, store, 7).inject_due(EARLIER)
+    inject_between_attempts(layout, store, 7, EARLIER, chooses=True)
     assert valid(store) == [False, True, True]
 
 
@@ -67,7 +67,7 @@ def test_it_waits_until_its_step_has_been_done(store: CheckpointStore, earlier: 
 
 def test_it_waits_where_nobody_goes_back_to_a_checkpoint(store: CheckpointStore) -> None:
     layout = planned(RunLayout(store.root.parent), DAMAGE)
-    BetweenAttemptFaults(layout, store, 7).inject_due(EARLIER, chooses=False)
+    inject_between_attempts(layout, store, 7, EARLIER, chooses=False)
     assert read_fired(layout) == () and all(valid(store))
 
 

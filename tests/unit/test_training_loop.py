@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from ecrl_cli.checkpoint.capture.rng import seed_rank
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.errors import LossNotFinite
-from ecrl_cli.training.seeding import seed_rank
 from ecrl_cli.training.train_loop import TrainLoop
 from ecrl_cli.training.train_step import StepResult
 

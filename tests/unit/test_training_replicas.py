@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from ecrl_cli.checkpoint.capture.rng import seed_replica
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import OptimizerConfig
 from ecrl_cli.data.loading import Batch
@@ -24,7 +25,6 @@ from ecrl_cli.training import replicas
 from ecrl_cli.training.control_client import HeartbeatWriter
 from ecrl_cli.training.optimization import autocast, build_scaler, build_scheduler
 from ecrl_cli.training.replicas import ReplicaAllreduce, ReplicaGradient, ReplicaTrainStep, TreeReduce, alone
-from ecrl_cli.training.seeding import seed_replica
 
 V, MICRO = 4, 3
 CPU = torch.device("cpu")

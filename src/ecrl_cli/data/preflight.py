@@ -80,15 +80,15 @@ def download(archive: Archive, home: Path) -> None:
         with tempfile.TemporaryFile() as file:
             got = _fetch(archive.url, file)
             if got != archive.md5:
-                raise DatasetError("dataset.download", f"{archive.url} md5 mismatch (expected {archive.md5}, got {got})", _way_out(archive, home))
+                raise DatasetError("dataset.download", f"{archive.url} md5 mismatch (expected {archive.md5}, got {got})", _remedy(archive, home))
             file.seek(0)
             _unpack(archive, file, home)
     except (urllib.error.URLError, OSError, tarfile.TarError) as error:
         fact = f"{home / archive.folder} lacks files, and {archive.url} cannot be downloaded ({getattr(error, 'reason', error)})"
-        raise DatasetError("dataset.root", fact, _way_out(archive, home)) from error
+        raise DatasetError("dataset.root", fact, _remedy(archive, home)) from error
 
 
-def _way_out(archive: Archive, home: Path) -> str:
+def _remedy(archive: Archive, home: Path) -> str:
     return f"put the official archive's files into {home / archive.folder}, or set dataset.root to the folder that holds {home.name}/"
 
 
@@ -182,7 +182,8 @@ def _check_archive(dataset: DatasetConfig) -> None:
     folder = home(dataset) / archive.folder
     if lacking:
         what = f"{lacking[0]} is missing" if folder.is_dir() else f"{dataset.name} is not there: no folder {folder}"
-        raise DatasetError("dataset.root", what, f"{_remedy(dataset)}{'' if dataset.download else ', or set dataset.download=true'}")
+        remedy = f"put the official archive's files there, or set dataset.root to the folder that holds {dataset.name}/"
+        raise DatasetError("dataset.root", what, f"{remedy}{'' if dataset.download else ', or set dataset.download=true'}")
     if dataset.checksum == "official":
         for name, expected in archive.files.items():
             _check_sum(folder / name, expected)
@@ -194,10 +195,6 @@ def _check_there(dataset: DatasetConfig, paths: list[Path], ways: str) -> None:
         if not path.exists():
             remedy = f"{ways} into {home(dataset)}, or set dataset.root to the folder that holds {dataset.name}/"
             raise DatasetError("dataset.root", f"{dataset.name} is not there: {path} is missing", remedy)
-
-
-def _remedy(dataset: DatasetConfig) -> str:
-    return f"put the official archive's files there, or set dataset.root to the folder that holds {dataset.name}/"
 
 
 def _check_sum(path: Path, expected: str) -> None:

@@ -9,11 +9,6 @@ from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.fault_kind import Ends, FaultKind
 
 
-def kind_names() -> tuple[str, ...]:
-    """All kinds that can be planned: built-in ones in their order, then the installed ones."""
-    return FAILURES.names()
-
-
 @cache
 def fault_kind(name: str) -> FaultKind:
     """The kind called `name`. ConfigError if there is none, or its package cannot be imported."""
@@ -40,5 +35,5 @@ def recorded_kind(name: str) -> FaultKind:
 def table() -> str:
     """A Markdown table of all kinds, for the docs."""
     head = ("| `failure=` | what happens | when it can be injected | what it shows |", "| --- | --- | --- | --- |")
-    kinds = [fault_kind(name) for name in kind_names()]
+    kinds = [fault_kind(name) for name in FAILURES.names()]
     return "\n".join((*head, *(f"| `{kind.name}` | {kind.description} | {', '.join(kind.moments)} | {kind.shows} |" for kind in kinds)))

@@ -19,7 +19,7 @@ REGISTRY = Registry(
         "resnet18": "ecrl_cli.models.resnet:resnet18",
         "resnet50": "ecrl_cli.models.resnet:resnet50",
         "resnet152": "ecrl_cli.models.resnet:resnet152",
-        "vit": "ecrl_cli.models.architectures:vit",
+        "vit": "ecrl_cli.models.architectures:VisionTransformer",
         "nt3": "ecrl_cli.models.architectures:nt3",
     },
 )

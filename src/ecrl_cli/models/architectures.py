@@ -33,7 +33,11 @@ def _block(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 
 
 class VisionTransformer(nn.Module):
-    """Pre-norm encoder over 8x8 patches with learned positions; the mean of the tokens is classified."""
+    """Pre-norm encoder over 8x8 patches with learned positions; the mean of the tokens is classified.
+
+    `width`: size of a token; `depth`: layers; `dropout`: after the embedding, in the attention and in each layer. It consumes random numbers on every
+    rank, so exact recovery needs every rank's RNG state.
+    """
 
     def __init__(self, config: ModelConfig, classes: int, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -67,11 +71,6 @@ class VisionTransformer(nn.Module):
             tokens = layer(tokens)
         logits: torch.Tensor = self.head(self.norm(tokens).mean(dim=1))
         return logits
-
-
-def vit(config: ModelConfig, classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """`width`: size of a token; `depth`: layers; `dropout`: after the embedding, in the attention and in each layer."""
-    return VisionTransformer(config, classes, shape)
 
 
 def nt3(config: ModelConfig, classes: int, shape: tuple[int, ...]) -> nn.Module:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ecrl_cli.records.state_digests import RankState
+from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVED, SURVIVORS
 
 SCHEMA_VERSION = 1
 
@@ -50,6 +51,18 @@ STALL_PARTS = {
 # Reasons that recovery writes and verify reads. GONE: of a rejection, an acknowledged checkpoint is missing. FOUND: of an acknowledgement made after
 # the save was recorded as failed (its name was not known to be durable, but it is there).
 GONE, FOUND = "is gone", "found after a failed save"
+
+# The words allowed in records; any other is an error.
+OUTCOMES = ("running", "completed", "died", "stopped", "resized", "hung", SURVIVED)
+TERMINAL_STATUSES = ("running", "completed", "stopped", "gave_up", "refused")
+MEMORIES = ("", SURVIVORS, SNAPSHOT)
+CHECKPOINT_EVENTS = ("submitted", "received", "released", *CHECKPOINT_ENDS, "retired", "pointer_failed")
+
+# Categories that no rank records: derived from the supervisor's record, or from which steps are replayed.
+DERIVED = ("launch", "detect", "replay")
+RANK_CATEGORIES = tuple(category for category in CATEGORIES if category not in DERIVED)
+
+TARGET_REACHED = "target reached"  # the reason of every completed run
 
 
 @dataclass(frozen=True)

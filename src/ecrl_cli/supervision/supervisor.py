@@ -26,7 +26,7 @@ from ecrl_cli.records.survivor_records import SURVIVED
 from ecrl_cli.supervision.attempts.checkpoint_reconciliation import reconcile_checkpoints, still_kept
 from ecrl_cli.supervision.attempts.restart_policy import Decision, counted, decide
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
-from ecrl_cli.supervision.attempts.supervisor_faults import BetweenAttemptFaults, WallClockFaults, supervised_s
+from ecrl_cli.supervision.attempts.supervisor_faults import WallClockFaults, inject_between_attempts, supervised_s
 from ecrl_cli.supervision.attempts.supervisor_record import SupervisorRecordWriter, refresh_run_config, step_range
 from ecrl_cli.supervision.console import UI
 from ecrl_cli.supervision.in_place.in_place_monitor import InPlaceMonitor
@@ -152,7 +152,7 @@ class Supervisor:
     def _prepare(self) -> tuple[Attempt, AttemptSpec]:
         earlier = self._record_writer.record.attempts
         self._placement = place_attempt(self._config)
-        BetweenAttemptFaults(self._layout, self._store, self._config.seed).inject_due(earlier, chooses=not self._regroup.memory)
+        inject_between_attempts(self._layout, self._store, self._config.seed, earlier, chooses=not self._regroup.memory)
         choice = ResumePlan(None, ())
         if self._regroup.memory:
             attempt_spec = write_regroup_launch(self._layout, earlier, self._regroup)
@@ -198,7 +198,8 @@ class Supervisor:
         quarantine_rejected(self._layout, self._store, attempt.rejected)
         self._running = self._launcher.launch(spec)
         saves = strategy_of(self._config).saves
-        logs, faults = self._layout.attempt(attempt_spec.attempt), self._wall_clock_faults(attempt_spec.attempt)
+        logs, began = self._layout.attempt(attempt_spec.attempt), self._record_writer.record.sessions[-1].started_at
+        faults = WallClockFaults(self._layout, attempt_spec.attempt, began, lambda: supervised_s(self._layout))
         context = WatchdogContext(self._heartbeats, supervision, attempt_spec, logs, saves, self._ui.note, faults, self._snapshots)
         ended = self._watcher(self._running, attempt_spec, context).run(self._on_progress)
         self._running = None
@@ -222,9 +223,6 @@ class Supervisor:
         if not regroup:
             self._worker_pool.dismiss()
         return regroup
-
-    def _wall_clock_faults(self, attempt: int) -> WallClockFaults:
-        return WallClockFaults(self._layout, attempt, self._record_writer.record.sessions[-1].started_at, lambda: supervised_s(self._layout))
 
     def _on_progress(self, progress: Progress) -> None:
         self._ui.progress(progress)

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from ecrl_cli.checkpoint.capture.rng import restore_rng
+from ecrl_cli.checkpoint.capture.rng import restore_rng, seed_rank
 from ecrl_cli.checkpoint.capture.train_state import Sampler, Stateful, TrainState, pack_state, size_of, unpack_state
 from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.checkpoint.store.checkpoint_log import submitted
@@ -37,7 +37,6 @@ from ecrl_cli.storage.files import write_whole
 from ecrl_cli.training.control_client import HeartbeatWriter
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.rendezvous import TcpStoreAddress
-from ecrl_cli.training.seeding import seed_rank
 from ecrl_cli.training.session import Session, make_deterministic
 from ecrl_cli.training.train_loop import TrainLoop
 from ecrl_cli.training.train_step import DataParallelTrainStep, FaultTolerantTrainStep, TrainStep, WarmUp, put_back, remembered
@@ -100,7 +99,8 @@ class CarriedState:
     of an earlier attempt, or one that a spare has warmed up, to load a state into: building a new one takes longer than loading."""
 
     def __init__(self, address: TcpStoreAddress, timeout_s: float) -> None:
-        allow_descriptors()
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each abandoned group keeps its sockets open
         timeout = timedelta(seconds=timeout_s)
         self.store = dist.TCPStore(address.host, address.port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
         self.loop: TrainLoop | None = None
@@ -138,7 +138,9 @@ class InPlaceSession(Session):
 
     def settle(self) -> torch.device:
         if not self.carried_over:
-            refuse_cuda(self.config)
+            # Checked on the rank, because it depends on the machine; all else is checked before the launch.
+            if self.config.device == "auto" and torch.cuda.is_available():
+                raise ConfigError("device", "ranks that outlive others work on the CPU only so far, and device=auto found CUDA", "set device=cpu")
             return super().settle()
         return torch.device("cpu")
 
@@ -248,18 +250,6 @@ class InPlaceSession(Session):
         with suppress(PeersLost):
             super().leave(loop)
             self.peers.leave()
-
-
-def refuse_cuda(config: RunConfig) -> None:
-    """ConfigError if device=auto finds CUDA. Checked on the rank, because it depends on the machine; all else is checked before the launch."""
-    if config.device == "auto" and torch.cuda.is_available():
-        raise ConfigError("device", "ranks that outlive others work on the CPU only so far, and device=auto found CUDA", "set device=cpu")
-
-
-def allow_descriptors() -> None:
-    """Raise the soft limit of open files to the hard limit: each abandoned group keeps its sockets open."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def build_train_step(

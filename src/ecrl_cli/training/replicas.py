@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from ecrl_cli.checkpoint.capture.rng import seed_replica
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.data.loading import Batch
 from ecrl_cli.training.control_client import HeartbeatWriter
-from ecrl_cli.training.seeding import seed_replica
 from ecrl_cli.training.train_step import StepResult
 
 T = TypeVar("T")

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from ecrl_cli.checkpoint.capture.loading import load_snapshot
+from ecrl_cli.checkpoint.capture.rng import seed_rank, seed_replica
 from ecrl_cli.checkpoint.capture.train_state import Collectives, DefaultGroup, TrainState
 from ecrl_cli.checkpoint.format.train_document import NOWHERE, TrainPosition
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
@@ -40,7 +41,6 @@ from ecrl_cli.training.control_client import Control, HeartbeatWriter
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.rendezvous import Rendezvous
 from ecrl_cli.training.replicas import ReplicaAllreduce, ReplicaGradient, ReplicaTrainStep, alone
-from ecrl_cli.training.seeding import seed_rank, seed_replica
 from ecrl_cli.training.state_digests import DigestSchedule
 from ecrl_cli.training.train_loop import TrainLoop
 from ecrl_cli.training.train_step import DataParallelTrainStep, TrainStep, WarmUp, wrap
@@ -68,7 +68,7 @@ class Session:
         self.clock.switch("load")
         self.heartbeat.phase("loading")
         if self.injector.meets:
-            self.injector.meet(process_ids(self.peers))
+            self.injector.meet([int(pid) for pid in self.peers.all_gather(torch.tensor([os.getpid()]))])
         self.injector.at_start("load", self.order)
         self.report(self.order.resume_step, "loading")
         loop = self.loop = self.load()
@@ -277,8 +277,3 @@ def join_group(config: RunConfig, rendezvous: Rendezvous, device: torch.device) 
     store = dist.TCPStore(address.host, address.port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
     scoped = PrefixStore(address.prefix, store)
     dist.init_process_group(backend, store=scoped, rank=rendezvous.rank, world_size=rendezvous.world_size, timeout=timeout)
-
-
-def process_ids(peers: Collectives) -> list[int]:
-    """The process ids of all ranks, in rank order. Collective."""
-    return [int(pid) for pid in peers.all_gather(torch.tensor([os.getpid()]))]

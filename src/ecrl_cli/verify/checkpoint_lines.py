@@ -7,8 +7,7 @@ import re
 
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import shown
-from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, CheckpointLine
-from ecrl_cli.records.vocabulary import CHECKPOINT_EVENTS
+from ecrl_cli.records.events import CHECKPOINT_ENDS, CHECKPOINT_EVENTS, FOUND, CheckpointLine
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from ecrl_cli.records.events import Attempt, CheckpointLine, RankLine, Span
-from ecrl_cli.records.vocabulary import RANK_CATEGORIES
+from ecrl_cli.records.events import RANK_CATEGORIES, Attempt, CheckpointLine, RankLine, Span
 from ecrl_cli.verify.clocks import local_ranks
 from ecrl_cli.verify.rank_spans import ROUNDING_S, SpanAccount
 from ecrl_cli.verify.verdict import FindingBuilder

@@ -8,9 +8,8 @@ from itertools import pairwise
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.history.lineage import furthest
 from ecrl_cli.history.timeline import phases, timeline
-from ecrl_cli.records.events import Attempt, SkippedSnapshot, SupervisorRecord
+from ecrl_cli.records.events import TARGET_REACHED, Attempt, SkippedSnapshot, SupervisorRecord
 from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVED
-from ecrl_cli.records.vocabulary import TARGET_REACHED
 from ecrl_cli.supervision.attempts.restart_policy import counted, restarts
 from ecrl_cli.verify.clocks import local_ranks
 from ecrl_cli.verify.metrics_cache import lacking

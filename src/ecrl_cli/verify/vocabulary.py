@@ -9,8 +9,16 @@ from typing import Any
 
 from ecrl_cli.errors import shown
 from ecrl_cli.history.load import AttemptRecords
-from ecrl_cli.records.events import RankLine, SupervisorRecord
-from ecrl_cli.records.vocabulary import CHECKPOINT_EVENTS, HANG_PHASES, LOST_SAMPLE_EFFECTS, MEMORIES, OUTCOMES, TERMINAL_STATUSES
+from ecrl_cli.records.events import (
+    CHECKPOINT_EVENTS,
+    MEMORIES,
+    OUTCOMES,
+    TERMINAL_STATUSES,
+    RankLine,
+    SupervisorRecord,
+)
+from ecrl_cli.records.heartbeat_table import PHASES
+from ecrl_cli.records.survivor_records import EFFECTS
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
@@ -38,7 +46,7 @@ def _check_attempt(case: Case, logs: AttemptRecords, notes: FindingBuilder) -> N
     for rank, reports in sorted(logs.survivor_reports.items()):
         _check_file(relative(paths.survivor_report(rank)), [text for each in reports.events for text in _bad_numbers(each)], notes)
     for rank, records in sorted(logs.lost_sample_records.items()):
-        effects = [_word("an effect", line.effect, LOST_SAMPLE_EFFECTS) for line in records.events]
+        effects = [_word("an effect", line.effect, EFFECTS) for line in records.events]
         _check_file(relative(paths.lost_samples(rank)), list(filter(None, effects)), notes)
     if logs.order:
         memory = _word("a memory", logs.order.memory, MEMORIES)
@@ -57,7 +65,7 @@ def _of_supervisor(record: SupervisorRecord) -> Iterator[str]:
     words = [_word("a terminal status", record.terminal_status, TERMINAL_STATUSES)]
     for a in record.attempts:
         words += [_word("an outcome", a.outcome, OUTCOMES), _word("a memory", a.memory, MEMORIES)]
-        words += [_word("a phase", a.hang.phase, HANG_PHASES)] if a.hang else []
+        words += [_word("a phase", a.hang.phase, PHASES)] if a.hang else []
     yield from filter(None, words)
 
 

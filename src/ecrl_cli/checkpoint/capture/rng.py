@@ -1,4 +1,7 @@
-"""The random number generators of one rank as bytes: Python's, NumPy's, torch's on the CPU and on this rank's CUDA device."""
+"""The random number generators of one rank (Python's, NumPy's, torch's on the CPU and its CUDA device): seeded, captured as bytes, restored.
+
+Seeds are derived from what a stream belongs to, so that no stored state is needed to draw the same numbers again.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ import torch
 # Python: 625 words of state, whether a second Gaussian is cached, its value. NumPy: 624 words, position, the same two.
 _PYTHON = struct.Struct("<625I?d")
 _NUMPY = struct.Struct("<624II?d")
+
+_REPLICAS = 0x7265706C  # "repl": keeps replica streams apart from rank streams
 
 
 def capture_rng(device: torch.device) -> dict[str, torch.Tensor]:
@@ -50,3 +55,23 @@ def unpacked(data: bytes, device: torch.device) -> dict[str, torch.Tensor]:
 
 def _bytes(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def seed_rank(seed: int, rank: int, step: int) -> None:
+    """Seed this rank's own streams (dropout must differ between ranks) from (seed, rank, the step after which it starts).
+
+    A rank with saved RNG state restores it afterwards; one that joins, or rejoins, when the world grows keeps these.
+    """
+    _seed([seed, rank, step])
+
+
+def seed_replica(seed: int, global_step: int, replica: int) -> None:
+    """Seed the streams of a replica in one step, whichever rank computes it. The number after the last replica sets the state between steps."""
+    _seed([seed, global_step, replica, _REPLICAS])
+
+
+def _seed(entropy: list[int]) -> None:
+    words = np.random.SeedSequence(entropy).generate_state(3)
+    random.seed(int(words[0]))
+    np.random.seed(int(words[1]))
+    torch.manual_seed(int(words[2]))

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ecrl_cli.checkpoint.format.canonical_json import parse
 from ecrl_cli.checkpoint.format.image import DTYPES, TensorPlace, TensorSpec
 from ecrl_cli.checkpoint.format.manifest import PartEntry
@@ -29,7 +27,8 @@ def tensor_table(read: Read, name: str, entry: PartEntry, train: bytes) -> list[
     if entry.bytes < 8:
         raise ValueError(f"{name} is no safetensors file")
     length = header_length(read(0, 8), entry.bytes)
-    if length > longest_header(entry):
+    longest = 4096 + sum(6 * len(tensor) + 24 * len(each.shape) + 160 for tensor, each in entry.tensors.items())
+    if length > longest:  # more than a header for these tensors can have: not read
         raise ValueError(f"{name} has a header of {length} bytes for {len(entry.tensors)} tensors")
     return places(read(8, length), entry)
 
@@ -40,11 +39,6 @@ def header_length(first: bytes, file_bytes: int) -> int:
     if len(first) != 8 or length > MAX_HEADER or 8 + length > file_bytes:
         raise ValueError(f"a header of {length} bytes in a file of {file_bytes}")
     return length
-
-
-def longest_header(part: PartEntry) -> int:
-    """Most bytes that a header for the tensors of `part` can have: a longer one is not read."""
-    return 4096 + sum(6 * len(name) + 24 * len(entry.shape) + 160 for name, entry in part.tensors.items())
 
 
 def places(header: bytes, part: PartEntry) -> list[TensorPlace]:
@@ -84,6 +78,8 @@ def _span(name: str, item: Any, part: PartEntry) -> tuple[int, int, str]:
 
 def all_finite(dtype: str, data: Buffer) -> bool:
     """False if a floating-point `dtype` holds a NaN or an infinity; `data` is a whole number of little-endian elements."""
+    import numpy as np  # takes 0.1 s, and not every process checks numbers
+
     if dtype == "torch.bfloat16":
         words = np.frombuffer(data, dtype="<u2")
         return not bool(((words & _EXPONENT_BFLOAT16) == _EXPONENT_BFLOAT16).any())

@@ -61,7 +61,9 @@ class _Tensor:
 
 def torch_places(read: Read, entry: PartEntry, train: bytes) -> list[TensorPlace]:
     """The place of each tensor of the manifest's `entry`, in file order. ValueError unless file, manifest and `train` agree exactly."""
-    archive = _Archive(read, entry, _longest_pickle(entry, train))
+    # most bytes that a pickle of these tensors can have: a longer one is not read
+    longest = 4096 + len(train) + sum(512 + 4 * len(name) + 32 * len(tensor.shape) for name, tensor in entry.tensors.items())
+    archive = _Archive(read, entry, longest)
     tensors, text = _content(archive.pickle)
     if text.encode() != train:
         raise ValueError("the file holds another train.json than the one beside it")
@@ -76,11 +78,6 @@ def torch_places(read: Read, entry: PartEntry, train: bytes) -> list[TensorPlace
         if one.offset + one.spec.nbytes > following.offset:
             raise ValueError(f"{following.spec.name[:80]!r} overlaps another tensor")
     return found
-
-
-def _longest_pickle(entry: PartEntry, train: bytes) -> int:
-    """Most bytes that a pickle of these tensors can have: a longer one is not read."""
-    return 4096 + len(train) + sum(512 + 4 * len(name) + 32 * len(tensor.shape) for name, tensor in entry.tensors.items())
 
 
 def _spec(name: str, tensor: _Tensor, entry: PartEntry) -> TensorSpec:
@@ -116,7 +113,8 @@ class _Archive:
             if not prefix or len(named) != len(entries) or any(not info.filename.startswith(prefix) for info in entries):
                 raise ValueError("not the entries of a file of torch.save")
             for info in entries:
-                self._check_plain(info)
+                if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.file_size != info.compress_size:
+                    raise ValueError(f"entry {info.filename[:80]!r} is compressed or encrypted")
             if named[_PICKLE].file_size > longest:
                 raise ValueError(f"a pickle of {named[_PICKLE].file_size} bytes for these tensors")
             if "byteorder" in named and archive.read(named["byteorder"]) != b"little":
@@ -125,11 +123,6 @@ class _Archive:
             self.storages = {name.removeprefix("data/"): info for name, info in named.items() if name.startswith("data/")}
             if unknown := sorted(name for name in named if not name.startswith("data/") and name not in _OTHERS):
                 raise ValueError(f"has an entry {unknown[0][:80]!r}, which does not belong")
-
-    @staticmethod
-    def _check_plain(info: zipfile.ZipInfo) -> None:
-        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.file_size != info.compress_size:
-            raise ValueError(f"entry {info.filename[:80]!r} is compressed or encrypted")
 
     def place(self, spec: TensorSpec, key: str) -> TensorPlace:
         """The place of the storage `key`, which must have the size of `spec`. The zip's local entry and directory must have the same name for it."""

@@ -80,7 +80,11 @@ def repair_sidecar(data: bytes, entry: Entries) -> RepairedRecord[Manifest]:
         return RepairedRecord(_manifest_of(flipped(data, flip)) if flip else None, len(data), _moved(flip, 0))
     (commit_at, commit), (manifest_at, manifest), (train_at, train) = spans
     mended = repair_commit(commit)
-    text = repair_manifest(manifest, mended.value.manifest_sha256, lambda: entry() | _train_entry(train)) if mended.value else None
+
+    def entries() -> dict[str, PartEntry]:
+        return entry() | {TRAIN: document_entry(str(json.loads(train)).encode())}
+
+    text = repair_manifest(manifest, mended.value.manifest_sha256, entries) if mended.value else None
     if text is None or text.value is None or TRAIN not in text.value.parts:
         return RepairedRecord(None, len(data))
     sha256, flip = text.value.parts[TRAIN].sha256, None
@@ -126,10 +130,6 @@ def _is_train(text: bytes, sha256: str) -> bool:
 
 def _is_commit(data: bytes) -> bool:
     return _commit(data) is not None
-
-
-def _train_entry(text: bytes) -> dict[str, PartEntry]:
-    return {TRAIN: document_entry(str(json.loads(text)).encode())}
 
 
 def _commit(data: bytes) -> Commit | None:

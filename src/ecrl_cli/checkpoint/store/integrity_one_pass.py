@@ -19,6 +19,7 @@ from ecrl_cli.checkpoint.format.hashing import workers
 from ecrl_cli.checkpoint.format.image import DTYPES, TensorPlace
 from ecrl_cli.checkpoint.format.manifest import PartEntry, expected_places
 from ecrl_cli.checkpoint.format.names import must_be_finite
+from ecrl_cli.checkpoint.format.tensor_table import all_finite
 from ecrl_cli.checkpoint.format.train_document import check_train_document
 from ecrl_cli.checkpoint.store.integrity import (
     CheckpointRejected,
@@ -65,7 +66,9 @@ def _look(fs: Fs, name: str, fd: int, entry: PartEntry, finite: str) -> dict[Ten
     """Hash a part; returns, for each expected place of a tensor that must be finite, whether it is."""
     state, start = hashlib.sha256(), 0
     expected = expected_places(entry) if name.endswith(".safetensors") else []
-    numbers = _Numbers([place for place in expected if must_be_finite(place.spec.name, finite) and _aligned(place)])
+    # aligned to its element size, so that no number is split between pieces
+    aligned = [place for place in expected if place.offset % DTYPES[place.spec.dtype][1] == 0]
+    numbers = _Numbers([place for place in aligned if must_be_finite(place.spec.name, finite)])
     with layer("hash"):
         for piece in pieces(fs, fd, 0, entry.bytes):
             state.update(piece)
@@ -96,15 +99,8 @@ class _Numbers:
 
 def _all_finite(place: TensorPlace, piece: memoryview, start: int) -> bool:
     """Whether the numbers of `place` inside `piece`, which begins at byte `start`, are finite."""
-    from ecrl_cli.checkpoint.format.tensor_table import all_finite  # importing numpy takes 0.1 s
-
     first, last = max(place.offset, start), min(place.offset + place.spec.nbytes, start + len(piece))
     return first >= last or all_finite(place.spec.dtype, piece[first - start : last - start])
-
-
-def _aligned(place: TensorPlace) -> bool:
-    """Whether the place is aligned to its element size, so that no number is split between pieces."""
-    return place.offset % DTYPES[place.spec.dtype][1] == 0
 
 
 def _check_finite(fs: Fs, fd: int, wanted: list[TensorPlace], seen: dict[TensorPlace, bool]) -> None:

@@ -295,9 +295,6 @@ class CheckpointStore:
 def same_state(report: IntegrityReport, work: CommitJob) -> bool:
     """Whether both hold the same tensors. train.json may differ: it covers the attempt's own log lines."""
     assert report.manifest is not None and work.manifest is not None
-    return _tensors(report) == {name: entry for part in work.manifest.parts.values() for name, entry in part.tensors.items()}
-
-
-def _tensors(report: IntegrityReport) -> dict[str, object]:
-    assert report.manifest is not None
-    return {name: entry for part in report.manifest.parts.values() for name, entry in part.tensors.items()}
+    manifests = (report.manifest, work.manifest)
+    one, other = ({name: entry for part in manifest.parts.values() for name, entry in part.tensors.items()} for manifest in manifests)
+    return one == other

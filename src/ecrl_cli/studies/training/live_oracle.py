@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ecrl_cli.checkpoint.capture.rng import capture_rng, restore_rng
+from ecrl_cli.checkpoint.capture.rng import capture_rng, restore_rng, seed_rank
 from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.data.datasets import build_dataset
@@ -22,7 +22,6 @@ from ecrl_cli.models import build as build_model
 from ecrl_cli.records.survivor_records import SURVIVORS
 from ecrl_cli.studies.training.live_invariants import AttemptHistory, RunHistory, contributors
 from ecrl_cli.training.optimization import build_optimizer, build_scheduler
-from ecrl_cli.training.seeding import seed_rank
 from ecrl_cli.training.session import make_deterministic
 
 Tensors = dict[str, torch.Tensor]

@@ -20,21 +20,15 @@ from ecrl_cli.records.layout import RunLayout
 _AGAIN_S = 0.05  # between two attempts to inject a due fault into a rank whose pid is not known yet
 
 
-class BetweenAttemptFaults:
-    """Injects failures between two attempts, before the next one chooses its checkpoint."""
-
-    def __init__(self, layout: RunLayout, store: CheckpointStore, seed: int) -> None:
-        self._layout, self._store, self._seed = layout, store, seed
-
-    def inject_due(self, earlier: tuple[Attempt, ...], *, chooses: bool = True) -> None:
-        """Inject what is due after the attempts `earlier`. `chooses`: whether the next attempt resumes from a checkpoint."""
-        seen = max((a.last_step or 0 for a in earlier), default=0)
-        for entry in _left(self._layout, "rest") if earlier else ():
-            if entry.global_step > seen:
-                continue
-            fault = fault_kind(entry.kind).inject_at_rest(BetweenAttempts(self._layout.root, self._store, self._seed + entry.index, chooses))
-            if fault and claim(self._layout, _fired(entry, len(earlier), fault.detail)):
-                fault.inject()
+def inject_between_attempts(layout: RunLayout, store: CheckpointStore, seed: int, earlier: tuple[Attempt, ...], *, chooses: bool) -> None:
+    """Inject what is due after the attempts `earlier`, before the next one chooses its checkpoint. `chooses`: whether it resumes from one."""
+    seen = max((a.last_step or 0 for a in earlier), default=0)
+    for entry in _left(layout, "rest") if earlier else ():
+        if entry.global_step > seen:
+            continue
+        fault = fault_kind(entry.kind).inject_at_rest(BetweenAttempts(layout.root, store, seed + entry.index, chooses))
+        if fault and claim(layout, _fired(entry, len(earlier), fault.detail)):
+            fault.inject()
 
 
 class WallClockFaults:

@@ -49,8 +49,8 @@ def _allowed(name: str) -> bool:
 
 def kernel_choices() -> dict[str, str]:
     """The variables set here that choose the kernels of this process and its ranks."""
-    return {name: value for name, value in sorted(os.environ.items()) if _chooses_kernels(name)}
-
-
-def _chooses_kernels(name: str) -> bool:
-    return name in KERNEL_CHOICES or (name.startswith(KERNEL_PREFIXES) and not _NO_CHOICE.search(name))
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name in KERNEL_CHOICES or (name.startswith(KERNEL_PREFIXES) and not _NO_CHOICE.search(name))
+    }
