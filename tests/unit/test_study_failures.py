@@ -26,9 +26,8 @@ from ecrl_cli.failures.plan import plan
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.runs.run import RunResult
 from ecrl_cli.studies.frame.limits import remaining
-from ecrl_cli.studies.frame.replay_command import command
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Results, Study, StudyContext
+from ecrl_cli.studies.frame.study import Record, Results, Study, StudyContext, command
 from ecrl_cli.studies.mutants.recovery import BUGS, REPLICA_BUGS, environment, planted
 from ecrl_cli.studies.training import elastic, failures, training_study
 from ecrl_cli.studies.training.elastic import SIZES, ElasticRunSpec

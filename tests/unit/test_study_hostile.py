@@ -24,8 +24,8 @@ from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.study import Record, Results, StudyContext
 from ecrl_cli.studies.hostile import audit, inputs, readers
 from ecrl_cli.studies.hostile.inputs import all_inputs
-from ecrl_cli.studies.hostile.isolation import isolated
 from ecrl_cli.studies.hostile.pickles import payloads
+from ecrl_cli.studies.hostile.readers import isolated
 from ecrl_cli.studies.hostile.store_fixture import FILE_TYPES, GUARD, Scene, Stage
 from ecrl_cli.studies.hostile.study import GROWTH, STUDY
 from ecrl_cli.supervision.run_lock import run_lock

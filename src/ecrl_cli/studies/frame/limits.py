@@ -57,9 +57,9 @@ def deadline(seconds: float) -> Iterator[None]:
 
 def _kill_below() -> None:
     """SIGKILL to every descendant; their parents reap them."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and _descends(int(entry.name)) and (fd := processes.open_pidfd(int(entry.name))) is not None:
-            if _descends(int(entry.name)):  # the pid may have been reused before the pidfd was opened
+    for pid in psutil.pids():
+        if _descends(pid) and (fd := processes.open_pidfd(pid)) is not None:
+            if _descends(pid):  # the pid may have been reused before the pidfd was opened
                 processes.kill(fd)
             os.close(fd)
 
@@ -78,8 +78,7 @@ _OURS = ("torch_", "gloo", "nccl")  # torch's own prefixes; ours contain our nam
 def remaining(root: Path) -> list[int]:
     """Processes still belonging to the run in `root`, without this one."""
     belongs = processes.of_run(root)
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if pid != os.getpid() and belongs(pid)]
+    return [pid for pid in psutil.pids() if pid != os.getpid() and belongs(pid)]
 
 
 def shared_memory() -> set[str]:
@@ -102,14 +101,6 @@ def open_descriptors() -> int:
 
 def reap() -> None:
     """Reap the children that a killed supervisor left to this process, its subreaper."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and _is_dead_child(entry):
-            processes.reap(int(entry.name))
-
-
-def _is_dead_child(entry: Path) -> bool:
-    try:
-        fields = (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return False
-    return fields[0] == "Z" and int(fields[1]) == os.getpid()
+    for child in psutil.Process().children():
+        if processes.state(child.pid) == "Z":
+            processes.reap(child.pid)

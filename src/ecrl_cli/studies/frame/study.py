@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from ecrl_cli.config.codec import encode
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.limits import Overdue, deadline
@@ -239,3 +240,15 @@ class OpenStudy:
     def _arm(self, trial: Trial) -> Arm:
         arms = self._study.arms
         return arms[0] if len(arms) == 1 else next(arm for arm in arms if arm.name == trial.facts[self._study.fact])
+
+
+def command(config: StudyConfig, key: str) -> str:
+    """The command line that reruns the trial `key` of this study."""
+    defaults = encode(type(config.study)())
+    keys = {name: value for name, value in encode(config.study).items() if value != defaults[name]}
+    words = [f"study.{name}={_value(value)}" for name, value in keys.items()]
+    return " ".join(["ecrl study", f"study={config.name}", f"seed={config.seed}", *words, f"'trial={key}'"])
+
+
+def _value(value: object) -> str:
+    return f"'[{','.join(map(str, value))}]'" if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else str(value)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
+
+import psutil
 
 from ecrl_cli.config.schema import RunConfig, SupervisionConfig
 from ecrl_cli.linux import processes
@@ -144,7 +145,9 @@ def supervisor_killed(stage: Stage, rng: random.Random) -> Found:
     """SIGKILL to the supervisor: within two seconds no process of the run is left, and the next supervisor resumes."""
     config = settings(400, every=20, start_timeout_s=60.0)
     with stage.run(config, FakeRankScript(step_s=0.004)) as layout:
-        lone = subprocess.Popen([sys.executable, "-m", "ecrl_cli.studies.hangs.lone_supervisor", str(layout.root)], stdout=subprocess.PIPE, text=True)
+        lone = subprocess.Popen(
+            [sys.executable, "-m", "ecrl_cli.studies.hangs.programs", "supervise", str(layout.root)], stdout=subprocess.PIPE, text=True
+        )
         assert lone.stdout is not None
         with _ended_at_last(lone):
             lone.stdout.readline()  # the run has reached a step
@@ -161,7 +164,9 @@ def zombie(stage: Stage, rng: random.Random) -> Found:
     """A writer of the first attempt stops before its commit and continues after a newer attempt has finished: it is fenced, nothing changes."""
     config = settings(STEPS)
     with stage.run(config, FakeRankScript(deeds={f"0/1/{rng.randrange(8, STEPS)}": "exit1"})) as layout:
-        late = subprocess.Popen([sys.executable, "-m", "ecrl_cli.studies.hangs.late_writer", str(layout.root)], stdout=subprocess.PIPE, text=True)
+        late = subprocess.Popen(
+            [sys.executable, "-m", "ecrl_cli.studies.hangs.programs", "write", str(layout.root)], stdout=subprocess.PIPE, text=True
+        )
         with _ended_at_last(late):
             os.waitid(os.P_PID, late.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             found = _ended(stage.supervise(config, layout, TriggeringUI()), layout)
@@ -250,8 +255,8 @@ def _ended_at_last(process: subprocess.Popen[str]) -> Iterator[None]:
 
 def _command(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")
-    except OSError:
+        return "\0".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
         return ""
 
 

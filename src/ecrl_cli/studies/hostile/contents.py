@@ -10,8 +10,7 @@ from typing import Any
 
 from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LATEST_OK, LEASE, MODEL, TRAIN
 from ecrl_cli.studies.frame.store_fixture import put_commit
-from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
-from ecrl_cli.studies.hostile.store_fixture import MODEL_BYTES, Scene
+from ecrl_cli.studies.hostile.store_fixture import MODEL_BYTES, MaliciousInput, Scene
 
 DEEP = 1_000_000
 

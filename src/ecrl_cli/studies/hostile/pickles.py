@@ -16,8 +16,7 @@ from typing import Any
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json
 from ecrl_cli.checkpoint.format.names import MODEL
 from ecrl_cli.studies.frame.store_fixture import part_entry, sealed, sha256
-from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
-from ecrl_cli.studies.hostile.store_fixture import Scene
+from ecrl_cli.studies.hostile.store_fixture import MaliciousInput, Scene
 from ecrl_cli.supervision.launch.child_environment import child_environment
 
 _MAGIC, _PROTOCOL = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"\x80\x02M\xe9\x03."  # start of torch's oldest format

@@ -1,4 +1,7 @@
-"""The readers of the attacked run: integrity check, recovery, readers of records, configuration, and commands."""
+"""The readers of the attacked run: integrity check, recovery, readers of records, configuration, and commands; each in a process certain to end.
+
+`python -m ecrl_cli.studies.hostile.readers PATH` loads a checkpoint as a rank does, and prints the reason of a rejection.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,36 @@ from ecrl_cli.errors import EcrlError
 from ecrl_cli.history.load import load
 from ecrl_cli.runs.sweep import read_manifest
 from ecrl_cli.storage.fs import PosixFs
+from ecrl_cli.studies.frame.child import forked
 from ecrl_cli.studies.frame.store_fixture import GUARD
 from ecrl_cli.studies.frame.watched_fs import InterleavingFs
-from ecrl_cli.studies.hostile.configurations import TREES
-from ecrl_cli.studies.hostile.malicious_input import MaliciousInput
-from ecrl_cli.studies.hostile.store_fixture import STEPS, Scene
+from ecrl_cli.studies.hostile.inputs import TREES
+from ecrl_cli.studies.hostile.store_fixture import STEPS, MaliciousInput, Scene
 from ecrl_cli.supervision.launch.child_environment import child_environment
 from ecrl_cli.supervision.run_lock import run_lock
+
+ROOM = 2 * 2**30  # bytes of address space beyond the current use, so that a decompression bomb cannot exhaust the machine
+
+
+def isolated(act: Callable[[], dict[str, Any]], seconds: float, room: int = ROOM) -> dict[str, Any]:
+    """The result of `act` in a forked child; outcome `hung` if it takes longer than `seconds`, `untyped` if it dies.
+
+    `room`: additional bytes it may allocate (0: unlimited, for programs with libraries of their own).
+    """
+
+    def limited() -> dict[str, Any]:
+        if room:
+            most = psutil.Process().memory_info().vms + room
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        return act()
+
+    found, end = forked(limited, seconds)
+    if end:
+        outcome, reason = ("hung", f"no answer within {seconds:g} s") if end == "hung" else ("untyped", "the process died")
+        return {"outcome": outcome, "by": "nobody", "reason": reason}
+    answer: dict[str, Any] = found
+    return answer
+
 
 COMMAND_S = 60.0
 PROGRAMS = ("load", "command")  # readers that are separate programs, as they import torch or Hydra
@@ -110,7 +136,7 @@ def _build(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
 
 def _load(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
     """The only reader that uses torch, as a separate program."""
-    return _program(["-m", "ecrl_cli.studies.hostile.loading", str(scene.single.with_suffix(".pt"))], scene)
+    return _program(["-m", "ecrl_cli.studies.hostile.readers", str(scene.single.with_suffix(".pt"))], scene)
 
 
 def _command(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
@@ -173,3 +199,19 @@ def _peak() -> int:
     """The most resident memory since `clear_refs`, in bytes; psutil has no such value."""
     line = next(line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
+
+
+def load_as_a_rank(path: str) -> int:
+    """The exit code. The only code of the study, beside its control, that imports torch: in a program of its own."""
+    from ecrl_cli.checkpoint.capture.loading import load_checkpoint
+
+    try:
+        load_checkpoint(Path(path))
+    except EcrlError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error.line()}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(load_as_a_rank(sys.argv[1]))

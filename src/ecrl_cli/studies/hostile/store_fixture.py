@@ -1,4 +1,4 @@
-"""The attacked run: a store with two committed checkpoints, and functions that rewrite one with all hashes updated."""
+"""The attacked run: a store with two committed checkpoints, and functions that rewrite one with all hashes updated; and what a malicious input is."""
 
 from __future__ import annotations
 
@@ -142,3 +142,26 @@ def made_into(kind: str, file: str) -> Act:
     """Replace `file`, relative to the run, by something else."""
 
     return lambda scene: FILE_TYPES[kind](scene.root / file, scene)
+
+
+@dataclass(frozen=True)
+class MaliciousInput:
+    """`look`: which of the `readers` reads the scene afterwards. `refusers`: what may reject it: layers of the integrity check, or names of
+    errors.
+
+    `words`: the command line, if a command reads it; `{run}` and `{outside}` stand for the scene's folders. `during`: what the attacker does
+    before the reader's call number `at`.
+    """
+
+    group: str
+    name: str
+    look: str
+    refusers: tuple[str, ...]
+    act: Act = lambda scene: None
+    words: tuple[str, ...] = ()
+    during: Callable[[Scene], None] | None = None
+    at: int = -1
+
+    @property
+    def key(self) -> str:
+        return f"{self.group}/{self.name}"

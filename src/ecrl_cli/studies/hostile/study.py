@@ -17,8 +17,7 @@ from ecrl_cli.studies.frame.study import Arm, Record, Results, Skip, Study, Stud
 from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, count, fact, most, outcomes, size
 from ecrl_cli.studies.hostile import audit, pickles
 from ecrl_cli.studies.hostile.inputs import all_inputs
-from ecrl_cli.studies.hostile.isolation import ROOM, isolated
-from ecrl_cli.studies.hostile.readers import COMMAND_S, PROGRAMS, measured
+from ecrl_cli.studies.hostile.readers import COMMAND_S, PROGRAMS, ROOM, isolated, measured
 from ecrl_cli.studies.hostile.store_fixture import Scene, Stage
 
 INPUTS = 120  # minimum number

@@ -13,9 +13,8 @@ from typing import Any
 from ecrl_cli.config.studies import StoreSoak
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.gates import mutants_found
-from ecrl_cli.studies.frame.replay_command import command
 from ecrl_cli.studies.frame.result import Column, Table, upper_bound
-from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, planted
+from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, command, planted
 from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, count, fact, found, mutants_table, size, total, value, yes
 from ecrl_cli.studies.mutants.registry import PLANTED
 from ecrl_cli.studies.store_soak.model_run import Cell, play, shortest

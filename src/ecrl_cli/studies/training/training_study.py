@@ -29,9 +29,8 @@ from ecrl_cli.runs.run_plan import plan_run
 from ecrl_cli.runs.supervisor_restarter import wanted
 from ecrl_cli.studies.frame.gates import GateRule
 from ecrl_cli.studies.frame.limits import Overdue, deadline, reap, remaining, shared_memory
-from ecrl_cli.studies.frame.replay_command import command
 from ecrl_cli.studies.frame.result import Column, Table
-from ecrl_cli.studies.frame.study import Arm, Record, Results, StudyContext, Trial, planted
+from ecrl_cli.studies.frame.study import Arm, Record, Results, StudyContext, Trial, command, planted
 from ecrl_cli.studies.frame.tables import TableSpec, fact, found, mutants_table, value, yes
 from ecrl_cli.studies.mutants.recovery import environment
 from ecrl_cli.studies.mutants.recovery import planted as with_bug

@@ -1,6 +1,7 @@
-"""A writer of attempt 0 that stops itself just before its commit becomes visible: `python -m ecrl_cli.studies.hangs.late_writer RUN_DIR`.
+"""Two programs of the hang study: `python -m ecrl_cli.studies.hangs.programs supervise RUN_DIR`, a supervisor to be killed, prints a line once its
+ranks step; `... write RUN_DIR` is a writer of attempt 0 that stops itself just before its commit becomes visible.
 
-Its process is not marked as belonging to the run, so no cleanup finds it, as if it were on another machine.
+The writer's process is not marked as belonging to the run, so no cleanup finds it, as if it were on another machine.
 """
 
 from __future__ import annotations
@@ -16,11 +17,19 @@ from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.errors import Fenced
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
+from ecrl_cli.studies.fake_ranks.supervisor_harness import Stage, Trigger, TriggeringUI
 
 STEP = 4  # a step at which no attempt saves
 
 
-def main(root: Path) -> None:
+def supervise(root: Path) -> None:
+    layout = RunLayout(root)
+    ui = TriggeringUI(Trigger("training", 10), lambda: print_line("steps"))
+    with closing(Stage(root)) as stage:
+        stage.supervise(read_run_config(layout).config, layout, ui)
+
+
+def write(root: Path) -> None:
     layout = RunLayout(root)
     stored = read_run_config(layout)
 
@@ -34,10 +43,15 @@ def main(root: Path) -> None:
         try:
             store.save(image, 0)
         except Fenced:
-            sys.stdout.write("fenced\n")
+            print_line("fenced")
         else:
-            sys.stdout.write("saved\n")
+            print_line("saved")
+
+
+def print_line(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    {"supervise": supervise, "write": write}[sys.argv[1]](Path(sys.argv[2]))
