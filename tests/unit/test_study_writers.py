@@ -148,6 +148,11 @@ def test_a_source_that_records_a_time_is_not_accused() -> None:
     assert not clocks.offences("document = {'time': wall(), 'at': monotonic()}\nif step > 3:\n    save()")
 
 
+@pytest.mark.parametrize("module", clocks.DECIDES)
+def test_every_module_that_decides_is_there_and_looks_at_no_clock(module: str) -> None:
+    assert clocks.offences(clocks.source_of(module)) == []
+
+
 def findings(records: list[Record]) -> Findings:
     return STUDY.concluded(Results(StudyContext(StudyConfig(replace(SMALL, planted=True)), Path()), records))
 
