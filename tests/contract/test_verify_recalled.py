@@ -12,8 +12,8 @@ import pytest
 from ecrl_cli.config.schema import CheckpointConfig
 from ecrl_cli.history.load import AttemptRecords, RunRecords, load
 from ecrl_cli.records.events import RankLine, SkippedSnapshot, Span
+from ecrl_cli.verify.attempt_continuity import check_recalled
 from ecrl_cli.verify.rank_spans import SpanAccount
-from ecrl_cli.verify.snapshot_resume import check_recalled
 from ecrl_cli.verify.verdict import INVALID, VALID, Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import build_blk

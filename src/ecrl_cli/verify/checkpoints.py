@@ -37,12 +37,15 @@ def no_acknowledged_loss(case: Case) -> Finding:
     live, disk = history.live, {c.step: c for c in case.disk}
     for each in history.overreached:
         line, who = each.line, f"attempt {each.line.attempt} retired step {each.line.global_step}"
-        notes.broken(f"{who} while {each.newer} newer checkpoints were there, checkpoint.keep is {history.keep}{_so_says(line)}")
+        where = f" ({line.path})" if line.path else ""
+        notes.broken(f"{who} while {each.newer} newer checkpoints were there, checkpoint.keep is {history.keep}{where}")
     if live and not case.run.layout.checkpoints.is_dir():
         notes.missing("the folder checkpoints is not here")
         return notes.finding("")
     lost = [text for step, line in sorted(live.items()) if not _retired_unsaid(case, step) and (text := _lost(line, disk.get(step)))]
-    lost += _found_gone(case)
+    # What a recovery found missing, even if it was committed again later.
+    gone = [(a.attempt, refused.path) for a in case.attempts for refused in a.rejected if refused.reason == GONE]
+    lost += [f"{path} was committed and was gone when attempt {attempt} was launched" for attempt, path in gone]
     promised = case.run.stored.config.write_mode.name == "atomic_dirsync"
     for text in lost if promised else ():
         notes.broken(text)
@@ -56,16 +59,6 @@ def no_acknowledged_loss(case: Case) -> Finding:
         return notes.finding(f"{len(live)} committed checkpoints are there and whole", checked=bool(known or disk))
     message = f"not promised under {case.run.stored.config.write_mode.name}; {len(lost)} lost, {len(live)} at the end"
     return notes.finding(message, lost, checked=False)
-
-
-def _found_gone(case: Case) -> list[str]:
-    """Checkpoints that a recovery found missing, even if they were committed again later."""
-    gone = [(a.attempt, refused.path) for a in case.attempts for refused in a.rejected if refused.reason == GONE]
-    return [f"{path} was committed and was gone when attempt {attempt} was launched" for attempt, path in gone]
-
-
-def _so_says(line: CheckpointLine) -> str:
-    return f" ({line.path})" if line.path else ""
 
 
 def _retired_unsaid(case: Case, step: int) -> bool:

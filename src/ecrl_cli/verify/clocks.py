@@ -324,7 +324,7 @@ def _disagreements(ordered: list[Instant]) -> tuple[list[tuple[Instant, float]],
         if apart > 0 and each.at + apart <= free_until[number] + APART_S and _returns(ordered, number, base):
             late.append(each)
             continue
-        if apart > 0 and _between_two(ordered, number, base):
+        if apart > 0 and number + 1 < len(ordered) and _returns(ordered, number, base):
             impossible.append((each, apart))
             continue
         steps.append((each, apart))
@@ -340,11 +340,6 @@ def _next_of_process(ordered: list[Instant]) -> list[float]:
         found.append(following.get(each.process, each.until))
         following[each.process] = each.at
     return list(reversed(found))
-
-
-def _between_two(ordered: list[Instant], number: int, base: Instant) -> bool:
-    """Whether the instant after `number` agrees with those before, so that the clock itself was not set. False at the end."""
-    return number + 1 < len(ordered) and _returns(ordered, number, base)
 
 
 def _returns(ordered: list[Instant], number: int, base: Instant) -> bool:

@@ -12,16 +12,14 @@ from ecrl_cli.history.lineage import ancestry, furthest, line_chain, lines_of
 from ecrl_cli.records.events import Attempt, FinalState, SupervisorRecord
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.messages import AttemptSpec
-from ecrl_cli.verify.attempt_continuity import check_continued, size_of_survivors
+from ecrl_cli.verify.attempt_continuity import check_continued, check_recalled, size_of_survivors
 from ecrl_cli.verify.disk_state import StoredCheckpoint
-from ecrl_cli.verify.labels import check_labels, other_environment
+from ecrl_cli.verify.labels import check_labels, other_code, other_environment
 from ecrl_cli.verify.metrics_cache import check_metrics
-from ecrl_cli.verify.session_code import other_code
-from ecrl_cli.verify.snapshot_resume import check_recalled
 from ecrl_cli.verify.supervisor_record import check_supervisor_record
-from ecrl_cli.verify.survivor_membership import allowed_missing_lines
+from ecrl_cli.verify.survivor_reports import allowed_missing_lines
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
-from ecrl_cli.verify.verification_input import Case, checkpoint_events
+from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.vocabulary import check_words
 
 RECORDS, TARGET = "records-consistent", "target-reached"
@@ -139,7 +137,7 @@ def _size_due(config: RunConfig, a: Attempt, order: AttemptSpec | None) -> int:
 
 def _check_chain(case: Case, c: StoredCheckpoint, notes: FindingBuilder) -> bool:
     """The lines up to a checkpoint match the line chain stored in it; returns whether that could be checked."""
-    committed = next((line for line in checkpoint_events(case.run) if line.commit_sha256 == c.report.commit_sha256), None)
+    committed = case.committed(c)
     if committed is None:
         return False
     path = ancestry(case.run, committed.attempt, committed.global_step)

@@ -1,7 +1,8 @@
-"""The checkpoints on disk with the results of their integrity check; verification reads them but never loads them."""
+"""The checkpoints on disk, under their name and quarantined, with the results of their integrity check; verification never loads them."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from ecrl_cli.records.layout import is_folder
 from ecrl_cli.records.safe_read import parsed, read_whole
 from ecrl_cli.records.state_digests import recorded_by_rank
 from ecrl_cli.storage.fs import PosixFs
+
+_QUARANTINED_NAME = re.compile(rf"^{re.escape(REJECTED_PREFIX)}(step_([0-9]{{8}}))\.([0-9a-f]+)(\.safetensors|\.pt|\.json)?\Z")
 
 
 @dataclass(frozen=True)
@@ -78,17 +81,6 @@ def integrity_config(records: RunRecords, contents: bool) -> IntegrityConfig:
     )
 
 
-def tensor_digests(records: RunRecords) -> dict[int, dict[str, str]]:
-    """By step, the digest of every tensor from the checkpoint's manifest."""
-    return {c.step: tensor_digests_of(c) for c in on_disk(records, contents=False) if c.report.ok}
-
-
-def tensor_digests_of(c: StoredCheckpoint) -> dict[str, str]:
-    """By name, the digest of every tensor from the manifest."""
-    parts = c.report.manifest.parts.values() if c.report.manifest else ()
-    return {name: entry.sha256 for part in parts for name, entry in part.tensors.items()}
-
-
 def _train_document(records: RunRecords, name: str, content: OpenCheckpoint) -> dict[str, Any]:
     try:
         with opened(records.layout.checkpoints / name, integrity_config(records, contents=False), PosixFs(), content):
@@ -96,3 +88,50 @@ def _train_document(records: RunRecords, name: str, content: OpenCheckpoint) -> 
             return document if isinstance(document, dict) else {}
     except (CheckpointRejected, ValueError):
         return {}
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """One quarantined checkpoint: its path in the run directory, the step in its name, its integrity report under its original name."""
+
+    path: str
+    step: int
+    report: IntegrityReport
+
+
+def quarantined(records: RunRecords) -> tuple[Quarantined, ...]:
+    """All quarantined checkpoints, ordered by name. A single file and its sidecar count as one."""
+    folder = records.layout.checkpoints
+    names = sorted(path.name for path in folder.iterdir()) if is_folder(folder) else []
+    parts: dict[tuple[str, str], dict[str, str]] = {}
+    for name in names:
+        if match := _QUARANTINED_NAME.match(name):
+            parts.setdefault((match[1], match[3]), {})[f"{match[1]}{match[4] or ''}"] = name
+    config = integrity_config(records, contents=True)
+    found = []
+    for (stem, _), aliases in parts.items():
+        first = next((name for name in aliases if not name.endswith(".json")), f"{stem}.safetensors")
+        report = verify_checkpoint(folder / first, config, _RenamedFs(folder, aliases))
+        found.append(Quarantined(records.layout.relative(folder / min(aliases.values())), int(stem[5:]), report))
+    return tuple(found)
+
+
+class _RenamedFs(PosixFs):
+    """The real file system with `aliases` in `folder`: requested name -> existing name."""
+
+    def __init__(self, folder: Path, aliases: dict[str, str]) -> None:
+        super().__init__()
+        self._folder, self._aliases = folder, aliases
+
+    def open(self, path: Path, flags: int) -> int:
+        return super().open(self._there(path), flags)
+
+    def open_at(self, folder: int, name: str, flags: int) -> int:
+        there = self._aliases.get(name, name) if self._path(folder) == self._folder else name
+        return super().open_at(folder, there, flags)
+
+    def listdir(self, path: Path) -> list[str]:
+        return super().listdir(self._there(path))
+
+    def _there(self, path: Path) -> Path:
+        return path.with_name(self._aliases.get(path.name, path.name)) if path.parent == self._folder else path

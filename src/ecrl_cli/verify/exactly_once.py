@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 
 from ecrl_cli.config.elastic import fits, owned, share
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.data.order import epoch_order, ids_hash, position, shard, steps_per_epoch, window
 from ecrl_cli.history.lineage import Segment, lines_of, seen_before
 from ecrl_cli.history.membership import lost_samples
 from ecrl_cli.records.events import RankLine
-from ecrl_cli.verify.expected_samples import BatchPosition, Schedule, expected_samples
-from ecrl_cli.verify.survivor_membership import Line, survivals
+from ecrl_cli.verify.survivor_reports import Line, survivals
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, every_line
 
 PROMISE = "exactly-once"
+_AHEAD = 64  # minimum number of steps planned beyond the last one, within the epoch
 
 
 def exactly_once(case: Case) -> Finding:
@@ -26,7 +30,7 @@ def exactly_once(case: Case) -> Finding:
     world_sizes = [a.world_size for a in case.attempts] + [line.world_size for _, _, line in every_line(case.run)]
     valid_sizes = [w for w in world_sizes if w > 0 and fits(case.run.stored.config, w)]
     furthest = max([case.path.last_step, *(line.global_step for _, _, line in every_line(case.run))])
-    plan = expected_samples(case.run.stored.config, case.run.dataset.size, min(furthest, case.run.stored.config.target_steps), valid_sizes)
+    plan = _expected_samples(case.run.stored.config, case.run.dataset.size, min(furthest, case.run.stored.config.target_steps), valid_sizes)
     for gap in case.path.gaps:
         (notes.broken if case.run.supervisor else notes.missing)(gap)
     _check_logs(case, notes)
@@ -175,3 +179,44 @@ def _observed(line: RankLine, plan: Schedule) -> BatchPosition | None:
     own = [p for p in places if (p.step, p.rank, p.world_size) == (line.global_step, line.rank, line.world_size)]
     same_epoch = [p for p in places if plan.epoch_and_cursor(p.step)[0] == line.epoch and p.world_size == line.world_size]
     return next(iter([*own, *same_epoch, *places]), None)
+
+
+@dataclass(frozen=True)
+class BatchPosition:
+    """The shard that `rank` of `world_size` owns of the batch of `step`."""
+
+    step: int
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`hashes`: by position; `places`: by hash, the positions of shards with that hash, in order of the steps."""
+
+    steps_per_epoch: int
+    hashes: dict[BatchPosition, str]
+    places: dict[str, tuple[BatchPosition, ...]]
+
+    def epoch_and_cursor(self, step: int) -> tuple[int, int]:
+        return position(step, self.steps_per_epoch)
+
+
+def _expected_samples(config: RunConfig, size: int, last_step: int, world_sizes: Iterable[int]) -> Schedule:
+    """The schedule up to the end of the epoch of `last_step` (of a very long epoch, only the next steps), for every world size."""
+    per_epoch = steps_per_epoch(size, config.global_batch)
+    sizes = sorted(set(world_sizes))
+    hashes: dict[BatchPosition, str] = {}
+    beyond = 2 * last_step + _AHEAD
+    for epoch in range(position(max(last_step, 1), per_epoch)[0] + 1):
+        order = epoch_order(config.seed, epoch, size, config.global_batch)
+        for cursor in range(min(per_epoch, beyond - epoch * per_epoch)):
+            ids = window(order, cursor, config.global_batch)
+            for world_size in sizes:
+                for rank in range(world_size):
+                    part = shard(ids, rank, world_size, config.elastic.replicas)
+                    hashes[BatchPosition(epoch * per_epoch + cursor + 1, rank, world_size)] = ids_hash(part)
+    places: dict[str, tuple[BatchPosition, ...]] = {}
+    for place, digest in hashes.items():
+        places[digest] = (*places.get(digest, ()), place)
+    return Schedule(per_epoch, hashes, places)

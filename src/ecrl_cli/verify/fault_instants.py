@@ -43,7 +43,8 @@ def check_instant(case: Case, fired: InjectedFault, entry: PlannedFailure, notes
 
 def check_armed(case: Case, planned: tuple[PlannedFailure, ...], notes: FindingBuilder) -> None:
     """Each attempt was armed with exactly the planned faults that had not fired; and none due in it was left for a later attempt."""
-    by_index, unread = {entry.index: entry for entry in planned}, _unread(case)
+    by_index = {entry.index: entry for entry in planned}
+    unread = set(fired_indices(case.run.layout)) - {fired.index for fired in case.run.fired}  # when they fired is unknown
     background = strategy_of(case.run.stored.config).background
     for a in case.attempts:
         order = case.run.logs(a.attempt).order
@@ -165,8 +166,3 @@ def _beside_lines(case: Case, fired: InjectedFault, entry: PlannedFailure) -> li
 def _at_rest(by_index: dict[int, PlannedFailure], fired: InjectedFault) -> bool:
     entry = by_index.get(fired.index)
     return entry is not None and entry.moment == "rest"
-
-
-def _unread(case: Case) -> set[int]:
-    """Entries claimed by an unreadable file: when they fired is unknown."""
-    return set(fired_indices(case.run.layout)) - {fired.index for fired in case.run.fired}

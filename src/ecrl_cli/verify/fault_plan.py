@@ -15,7 +15,7 @@ from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.records.survivor_records import SURVIVED, SURVIVORS
 from ecrl_cli.verify.fault_effects import check_effect, check_writer_deaths, ends_attempt
 from ecrl_cli.verify.fault_instants import check_armed, check_files, check_instant
-from ecrl_cli.verify.survivor_membership import dead
+from ecrl_cli.verify.survivor_reports import dead
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 

@@ -1,4 +1,4 @@
-"""Checks names, numbers and environment of a run against the second place that records them.
+"""Checks names, numbers and environment of a run against the second place that records them, and reports where code or environment differ.
 
 A label changed consistently everywhere, with ids recomputed, contradicts nothing: only the seal shows that.
 """
@@ -6,6 +6,7 @@ A label changed consistently everywhere, with ids recomputed, contradicts nothin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 import yaml
@@ -130,3 +131,20 @@ def _environment(path: Any) -> Any:
         return read_json(path)
     except (RecordError, OSError):
         return {}
+
+
+def other_code(case: Case) -> tuple[str, ...]:
+    """One line if the run's attempts ran different code; empty if no session recorded its code, as in older records.
+
+    It changes no status: a result equal to the reference is equal whatever code computed it, and a difference is found anyway.
+    """
+    ran = [(a.attempt, session.code) for a in case.attempts if (session := case.run.session_of(a))]
+    spans = [(code, [number for number, _ in group]) for code, group in groupby(ran, key=lambda item: item[1])]
+    if len(spans) < 2:
+        return ()
+    texts = [f"{_numbers(numbers)} ran {f'code {shown(code[:12])}' if code else 'code that is not on record'}" for code, numbers in spans]
+    return ("the run went on under other code: " + ", ".join(texts),)
+
+
+def _numbers(numbers: list[int]) -> str:
+    return f"attempt {numbers[0]}" if len(numbers) == 1 else f"attempts {numbers[0]} to {numbers[-1]}"

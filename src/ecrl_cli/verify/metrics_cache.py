@@ -15,7 +15,7 @@ from ecrl_cli.metrics.cache import NewerMetrics, differences
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.events import CHECKPOINT_ENDS
 from ecrl_cli.records.journal import read_json
-from ecrl_cli.verify.survivor_membership import allowed_missing_lines
+from ecrl_cli.verify.survivor_reports import allowed_missing_lines
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 

@@ -12,7 +12,9 @@ from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Span
 from ecrl_cli.records.journal import read_journal
 
-ROUNDING_S = 1e-6  # floating point: the values compared come from the same clock readings
+# The values compared are sums and differences of the same clock readings, so they differ only by rounding: a sum of some ten numbers of up to 10^7 s
+# (the clock of a machine that has been up for months) is exact to 10^-7 s, whatever the load.
+ROUNDING_S = 1e-6
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from collections import Counter
 
 from ecrl_cli.history.lineage import committed_as
 from ecrl_cli.records.events import GONE, Attempt, Rejected
-from ecrl_cli.verify.disk_state import StoredCheckpoint, set_aside
-from ecrl_cli.verify.quarantined import Quarantined
+from ecrl_cli.verify.disk_state import Quarantined, StoredCheckpoint, set_aside
 from ecrl_cli.verify.retention import Live, step_of
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from ecrl_cli.verify.rank_states import check_checkpoints, check_due, check_end, check_steps, check_survivors
+from collections.abc import Mapping
+
+from ecrl_cli.checkpoint.format.manifest import Manifest
+from ecrl_cli.checkpoint.format.saved_state import due_on_rank, saved_state, tensor_digests
+from ecrl_cli.errors import shown
+from ecrl_cli.history.lineage import lines_of
+from ecrl_cli.records.events import Attempt, FinalState
+from ecrl_cli.records.state_digests import RANK_COMPONENTS, RankState, digest_due, digests_configured, recorded_by_rank, worked_out
+from ecrl_cli.verify.disk_state import StoredCheckpoint
+from ecrl_cli.verify.state_values import Values, differing, ends_as_restored, equal_on_ranks, has_digests, values_of
 from ecrl_cli.verify.train_state import check_documents, check_settings
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 PROMISE = "state-consistent"
+TENSORS = ("parameters", "buffers", "optimizer")
 
 
 def state_consistent(case: Case) -> Finding:
@@ -26,3 +36,143 @@ def state_consistent(case: Case) -> Finding:
         f"{documents} checkpoints hold what the configuration says" + (f", {stored} of them what the ranks logged" if stored else ""),
     ]
     return notes.finding("; ".join(texts), checked=bool(steps or lines or documents or ended))
+
+
+def check_steps(case: Case, notes: FindingBuilder) -> int:
+    """Compare ranks in the committed steps; returns after how many steps the digests of two or more ranks were compared."""
+    claimed, by_step = equal_on_ranks(case.run), dict[int, dict[int, Values]]()
+    for segment in case.path.segments:
+        for (step, rank), lines in lines_of(case.run, segment).items():
+            by_step.setdefault(step, {})[rank] = {name: value for name, value in values_of(lines[0]).items() if name in claimed}
+    apart = {step: names for step, ranks in sorted(by_step.items()) if (names := _apart(ranks))}
+    for step, names in list(apart.items())[:1]:
+        found = f"step {step}: ranks {sorted(by_step[step])} do not hold the same state ({len(apart)} such steps)"
+        notes.broken(f"{found}: " + "; ".join(f"rank {rank} differs in {', '.join(each)}" for rank, each in names.items()))
+    return sum(len([rank for rank, values in ranks.items() if has_digests(values)]) > 1 for ranks in by_step.values())
+
+
+def _apart(ranks: dict[int, Values]) -> dict[int, list[str]]:
+    """By rank, the names that differ from the lowest rank."""
+    first = ranks[min(ranks)]
+    return {rank: names for rank, values in sorted(ranks.items()) if (names := differing(first, values))}
+
+
+def check_due(case: Case, notes: FindingBuilder) -> None:
+    """Every digest due by the configuration is on record, and the interval follows from the measured times."""
+    config, interval = case.run.stored.config, case.run.digest_interval
+    if not recorded_by_rank(config) or not digests_configured(config):
+        return
+    if interval and config.state_digests == "auto":
+        due = worked_out(interval.digest_s, interval.step_s, config.checkpoint.every)
+        if interval != due:
+            notes.broken(f"state_digests.json has digests logged every {shown(interval.every)} steps, its times make that {due.every}")
+        interval = due
+        if not any(line.seconds == interval.step_s for a in case.run.attempt_logs if 0 in a.ranks for line in a.ranks[0].events):
+            notes.broken("state_digests.json rests on a step of rank 0 that no line tells of")
+    every = interval if config.state_digests == "auto" else None
+    for a in case.attempts:
+        for rank, lines in case.run.logs(a.attempt).ranks.items():
+            absent = [
+                line.global_step
+                for line in lines.events
+                if line.lr is None
+                or ((line.components is None or line.state_digest is None) and digest_due(config, every, line.global_step, a.resumed_from_step))
+            ]
+            if absent:
+                notes.missing(
+                    f"attempt {a.attempt} rank {rank}: no digest of the state behind step {absent[0]}, where it is due ({len(absent)} such)"
+                )
+
+
+def check_checkpoints(case: Case, notes: FindingBuilder) -> int:
+    """Each checkpoint holds what the ranks logged after its step; returns how many were compared."""
+    compared = 0
+    for c in case.disk:
+        committed = case.committed(c)
+        if not c.report.ok or c.report.manifest is None or committed is None:
+            continue
+        logged = {
+            rank: line.components
+            for rank, lines in case.run.logs(committed.attempt).ranks.items()
+            for line in lines.events
+            if line.global_step == c.step and line.components is not None
+        }
+        compared += bool(logged)
+        for rank, found in sorted(logged.items()):
+            if names := _not_stored(c, c.report.manifest, rank, found):
+                notes.broken(f"{c.path} differs in {', '.join(names)} from what rank {rank} logged behind step {c.step}")
+    return compared
+
+
+def _not_stored(c: StoredCheckpoint, manifest: Manifest, rank: int, found: dict[str, str]) -> list[str]:
+    """The components of a rank that differ from the checkpoint. Buffers are saved from rank 0 only."""
+    stored = due_on_rank(saved_state(tensor_digests(manifest), c.train), rank)
+    return differing_components({name: value for name, value in stored.items() if name != "buffers" or rank == 0}, found)
+
+
+def differing_components(due: Mapping[str, str], held: Mapping[str, str]) -> list[str]:
+    """The components, in order, that are not as `due`."""
+    return [name for name in RANK_COMPONENTS if name in due and held.get(name) != due[name]]
+
+
+def check_end(case: Case, notes: FindingBuilder) -> bool:
+    """The final state is equal on all ranks, rank 0's matches final.json, and each matches the rank's last line.
+
+    Returns whether it is on record.
+    """
+    last = case.attempts[-1] if case.attempts else None
+    final = case.run.logs(last.attempt).final if last else None
+    if last is None or final is None:
+        return False
+    if not final.ranks:
+        if recorded_by_rank(case.run.stored.config):
+            notes.missing("final.json does not say what each rank ends in")
+        return False
+    if [state.rank for state in final.ranks] != list(range(last.world_size)):
+        notes.broken(f"final.json has the end of ranks {[state.rank for state in final.ranks]}, attempt {last.attempt} had {last.world_size} ranks")
+        return False
+    first, claimed = final.ranks[0], equal_on_ranks(case.run) | ({"buffers"} if ends_as_restored(case.run) else frozenset())
+    for state in final.ranks:
+        if names := [name for name in RANK_COMPONENTS if name in claimed and getattr(state, name) != getattr(first, name)]:
+            notes.broken(f"the end of rank {state.rank} differs from that of rank 0 in {', '.join(names)}")
+    if names := [name for name in TENSORS if getattr(first, name) != getattr(final, f"{name}_digest")]:
+        notes.broken(f"final.json names two ends of rank 0, which differ in {', '.join(names)}")
+    _check_last_lines(case, last, final, notes)
+    _check_last_checkpoint(case, final, notes)
+    return True
+
+
+def _check_last_lines(case: Case, last: Attempt, final: FinalState, notes: FindingBuilder) -> None:
+    for state in final.ranks:
+        lines = case.run.logs(last.attempt).ranks.get(state.rank)
+        line = lines.events[-1] if lines and lines.events else None
+        if line is None or line.components is None or line.global_step != final.global_step:
+            continue
+        if names := [name for name in RANK_COMPONENTS if line.components.get(name) != getattr(state, name)]:
+            notes.broken(f"the end of rank {state.rank} differs in {', '.join(names)} from what it logged behind step {line.global_step}")
+
+
+def _check_last_checkpoint(case: Case, final: FinalState, notes: FindingBuilder) -> None:
+    for c in case.disk:
+        if not c.report.ok or c.report.manifest is None or c.step != final.global_step:
+            continue
+        for state in final.ranks:
+            if names := _not_stored(c, c.report.manifest, state.rank, as_components(state)):
+                notes.broken(f"{c.path} differs in {', '.join(names)} from the end of rank {state.rank}")
+
+
+def as_components(state: RankState) -> dict[str, str]:
+    return {name: getattr(state, name) for name in RANK_COMPONENTS}
+
+
+def check_survivors(case: Case, notes: FindingBuilder) -> None:
+    """A survivor reports the state that it logged after the same step."""
+    for a in case.run.attempt_logs:
+        for rank, reports in a.survivor_reports.items():
+            lines = a.ranks.get(rank)
+            for report in reports.events:
+                logged = [
+                    line.state_digest for line in (lines.events if lines else ()) if line.global_step == report.global_step and line.state_digest
+                ]
+                if report.state_digest and logged and logged[-1] != report.state_digest:
+                    notes.broken(f"rank {rank} of attempt {a.attempt} left with another state than it logged behind step {report.global_step}")

@@ -7,15 +7,13 @@ equal; a rank that did not exist when the state was saved begins with its own ge
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ecrl_cli.checkpoint.format.train_document import due_on_rank, saved_state, tensor_digests
 from ecrl_cli.errors import shown
 from ecrl_cli.history.lineage import committed_as
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.state_digests import RANK_COMPONENTS, RestoredState
 from ecrl_cli.records.survivor_records import SURVIVORS
-from ecrl_cli.verify.rank_states import as_components
+from ecrl_cli.verify.state_consistent import as_components, differing_components
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
@@ -49,7 +47,7 @@ def _check_source(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     parent = _parent(case, a)
     for rank, logged in _logged(case, parent, a.resumed_from_step).items():
         due = {name: value for name, value in due_on_rank(a.resumed_state, rank).items() if name != "buffers" or rank == 0}  # they are rank 0's
-        if names := _differing(due, logged):
+        if names := differing_components(due, logged):
             step = a.resumed_from_step
             notes.broken(f"attempt {a.attempt} resumed from other {', '.join(names)} than rank {rank} logged behind step {step} of attempt {parent}")
 
@@ -98,7 +96,7 @@ def _check_ranks(case: Case, a: Attempt, notes: FindingBuilder) -> int:
             continue
         expected = _of_survivors(case, a, rank, notes) if a.memory == SURVIVORS else due_on_rank(saved, rank)
         compared += bool(expected)
-        if names := _differing(expected, as_components(held.state)):
+        if names := differing_components(expected, as_components(held.state)):
             notes.broken(f"attempt {a.attempt} rank {rank} began with other {', '.join(names)} than {_source(a)} held")
         if a.snapshot_state and held.state_digest != a.snapshot_state:
             notes.broken(f"attempt {a.attempt} rank {rank} began with another state than {_source(a)} held")
@@ -132,8 +130,3 @@ def _source(a: Attempt) -> str:
     if a.resumed_from:
         return a.resumed_from.path
     return f"the ranks that outlived attempt {a.continues}" if a.memory == SURVIVORS else f"the snapshot of attempt {a.continues}"
-
-
-def _differing(expected: Mapping[str, str], held: Mapping[str, str]) -> list[str]:
-    """The components, in order, that differ from what is expected."""
-    return [name for name in RANK_COMPONENTS if name in expected and held.get(name) != expected[name]]

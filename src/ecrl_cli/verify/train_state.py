@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ecrl_cli.checkpoint.format.train_document import TRAIN_STATE, train_digest
+from ecrl_cli.checkpoint.format.train_document import TRAIN_STATE
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.order import position, steps_per_epoch
 from ecrl_cli.errors import shown
@@ -16,7 +16,7 @@ from ecrl_cli.records.events import Attempt, RankLine
 from ecrl_cli.records.state_digests import recorded_by_rank
 from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.verdict import FindingBuilder
-from ecrl_cli.verify.verification_input import Case, checkpoint_events
+from ecrl_cli.verify.verification_input import Case
 
 # torch computes the cosine recursively, each value from the previous one, and not in closed form as here: rounding errors add up to less than this
 # share of optimizer.lr in a million steps.
@@ -151,7 +151,7 @@ def _wrong_groups(config: RunConfig, c: StoredCheckpoint) -> list[str]:
 
 def _wrong_loss(case: Case, c: StoredCheckpoint) -> list[str]:
     """The stored loss, if it differs from rank 0's line: in plain data parallelism they are the same number."""
-    committed = next((line for line in checkpoint_events(case.run) if line.commit_sha256 == c.report.commit_sha256), None)
+    committed = case.committed(c)
     if committed is None or "loss" not in c.train or 0 not in (ranks := case.run.logs(committed.attempt).ranks):
         return []
     lines = [line.loss for line in ranks[0].events if line.global_step == c.step]
@@ -169,8 +169,3 @@ def _unlike(due: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def train_digest_of(document: Mapping[str, Any]) -> str | None:
-    """`train_digest`; None if the document is incomplete."""
-    return train_digest(document) if all(name in document for name in TRAIN_STATE) else None

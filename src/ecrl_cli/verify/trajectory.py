@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ecrl_cli.checkpoint.format.names import COMPONENTS
+from ecrl_cli.checkpoint.format.saved_state import tensor_digests
 from ecrl_cli.config.elastic import may_shrink
 from ecrl_cli.config.recoveries import recovery_of, survivors_stay
 from ecrl_cli.errors import shown
@@ -14,17 +15,17 @@ from ecrl_cli.history.lineage import Lineage, lineage, lines_of, losses, losses_
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.membership import History, first_loss, lost_lines, membership_history
 from ecrl_cli.records.state_digests import digests_configured
-from ecrl_cli.verify.disk_state import on_disk, tensor_digests_of
+from ecrl_cli.verify.disk_state import StoredCheckpoint, on_disk
 from ecrl_cli.verify.disturbance import ENDED_WELL, disturbance
-from ecrl_cli.verify.reference_data import disagreement
 from ecrl_cli.verify.state_values import NO_TENSORS, STATE, Values, differing, differing_documents, differing_ends, has_digests, values_of
-from ecrl_cli.verify.survivor_membership import allowed_missing_lines
+from ecrl_cli.verify.survivor_reports import allowed_missing_lines
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, Finding, FindingBuilder
-from ecrl_cli.verify.verification_input import Case, every_line
+from ecrl_cli.verify.verification_input import Case, every_line, same_sizes
 
 PROMISE = "same-trajectory"
 States = dict[tuple[int, int], Values]  # by step and rank
 Again = tuple[int, int, int, History]  # step, rank or replica, world size, and survival history: equal keys must give equal results
+_ENDS = ("parameters_digest", "buffers_digest", "optimizer_digest", "rng_digest")
 
 
 def same_trajectory(case: Case) -> Finding:
@@ -43,7 +44,7 @@ def same_trajectory(case: Case) -> Finding:
         return _alone(case, replays, again)
     finding = _compare(case, case.reference, replays, again)
     for other in case.others:
-        if difference := disagreement(case.reference, other):
+        if difference := _disagreement(case.reference, other):
             return _torn(case, finding, other, difference)
     return finding
 
@@ -259,11 +260,15 @@ def _states(records: RunRecords, path: Lineage) -> States:
     return {key: values_of(lines[0]) for segment in path.segments for key, lines in lines_of(records, segment).items()}
 
 
+def _tensors(c: StoredCheckpoint) -> dict[str, str]:
+    return tensor_digests(c.report.manifest) if c.report.manifest else {}
+
+
 def _check_checkpoints(case: Case, reference: RunRecords, claimed: int, notes: FindingBuilder) -> None:
     """Compare checkpoints of the same step tensor by tensor, where both runs still have them; only the first that differs is reported."""
     ours, others = ({c.step: c for c in on_disk(records, contents=False) if c.report.ok} for records in (case.run, reference))
     for step in sorted(step for step in set(ours) & set(others) if step <= claimed):
-        names = differing_names(tensor_digests_of(ours[step]), tensor_digests_of(others[step]))
+        names = differing_names(_tensors(ours[step]), _tensors(others[step]))
         if names:
             parts = sorted({name.partition(".")[0] for name in names})
             what = f"the checkpoints of step {step} differ in {', '.join(parts)} ({len(names)} tensors, first {names[0]})"
@@ -308,3 +313,15 @@ def _extent(case: Case, reference: RunRecords, theirs: Lineage) -> list[str]:
     if floor.first_differing_step is None:
         return [*lines, f"noise floor: {names}, both undisturbed, are equal in every loss"]
     return [*lines, f"noise floor: {names}, both undisturbed, differ from step {floor.first_differing_step}, max {floor.maximum:.3g}"]
+
+
+def _disagreement(one: RunRecords, other: RunRecords) -> str:
+    """How two references differ, as text; empty if they are equal or cannot be compared."""
+    ours, theirs = one.final, other.final
+    if ours is None or theirs is None or not same_sizes(one, other):
+        return ""
+    differing = [name.partition("_")[0] for name in _ENDS if getattr(ours, name) != getattr(theirs, name)]
+    if differing:
+        return f"the final {', '.join(differing)} differ"
+    step = first_differing_step(losses(one, lineage(one)), losses(other, lineage(other)))
+    return "" if step is None else f"the losses of step {step} differ"

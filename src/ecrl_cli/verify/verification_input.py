@@ -9,8 +9,7 @@ from functools import cached_property
 from ecrl_cli.history.lineage import Lineage, lineage
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt, CheckpointLine, RankLine
-from ecrl_cli.verify.disk_state import StoredCheckpoint, on_disk
-from ecrl_cli.verify.quarantined import Quarantined, quarantined
+from ecrl_cli.verify.disk_state import Quarantined, StoredCheckpoint, on_disk, quarantined
 from ecrl_cli.verify.rank_spans import RankSpans, read_spans
 from ecrl_cli.verify.retention import CheckpointHistory, checkpoint_history
 
@@ -71,6 +70,10 @@ class Case:
 
     def attempt(self, number: int) -> Attempt | None:
         return next((a for a in self.attempts if a.attempt == number), None)
+
+    def committed(self, c: StoredCheckpoint) -> CheckpointLine | None:
+        """The first line of a journal with the commit of `c`."""
+        return next((line for line in checkpoint_events(self.run) if line.commit_sha256 == c.report.commit_sha256), None)
 
 
 def same_sizes(run: RunRecords, other: RunRecords) -> bool:
