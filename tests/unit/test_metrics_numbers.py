@@ -14,14 +14,11 @@ from ecrl_cli.errors import RecordError
 from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.metrics.cache import differences
-from ecrl_cli.metrics.checkpoints import account
+from ecrl_cli.metrics.checkpoints import account, snapshots
 from ecrl_cli.metrics.divergence import divergence_document
-from ecrl_cli.metrics.document import metrics_document
+from ecrl_cli.metrics.document import goodput_published_clock, metrics_document
 from ecrl_cli.metrics.gates import quality_gates
-from ecrl_cli.metrics.goodput import goodput_published_clock
-from ecrl_cli.metrics.recoveries import recoveries
-from ecrl_cli.metrics.restarts import RESTART_COSTS, restarts
-from ecrl_cli.metrics.snapshots import snapshots
+from ecrl_cli.metrics.recoveries import RESTART_COSTS, recoveries, restarts
 from ecrl_cli.records.events import CATEGORIES, Span
 from ecrl_cli.records.journal import Lines
 from tests.runs.builder import build_blk, build_ref, flip

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
+from ecrl_cli.cli.console import Parser
 from ecrl_cli.cli.launcher_settings import PREFIX, is_engine, split
 from ecrl_cli.config.conf_paths import installed_dirs
 from ecrl_cli.config.keys import RESERVED, is_known, reserved, unknown_key
@@ -49,14 +49,9 @@ class Arguments:
     engine: tuple[Override, ...] = ()
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError("arguments", message, f"`{self.prog} --help` shows examples")
-
-
 def parse(argv: Sequence[str], verb: str = "train") -> Arguments:
     """The arguments of `ecrl train` or `ecrl study`; ConfigError if they cannot be parsed. Keys and options are checked by `check_overrides`."""
-    parser = _Parser(prog=f"ecrl {verb}", add_help=False, allow_abbrev=False)
+    parser = Parser(prog=f"ecrl {verb}", add_help=False, allow_abbrev=False)
     parser.add_argument("--multirun", "-m", action="store_true")
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--cfg", "-c", choices=["job"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from ecrl_cli.audit.verdict import EXIT_CODES, AuditVerdict, render
-from ecrl_cli.cli.console import out
+from ecrl_cli.cli.console import Parser, out
 from ecrl_cli.errors import ConfigError, shown, visible
 
 PRIMARY = "audit"
@@ -86,9 +85,9 @@ def _judge(words: list[str]) -> int:
     return EXIT_CODES[verdict.status]
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The argument parser for `ecrl audit DIR` and `--state`, where no command is run."""
-    made = _Parser(prog="ecrl audit", add_help=False, allow_abbrev=False)
+    made = Parser(prog="ecrl audit", add_help=False, allow_abbrev=False)
     made.add_argument("folders", nargs="+", type=Path)
     made.add_argument("--state", action="store_true")
     made.add_argument("--reference", type=Path)
@@ -96,11 +95,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--junit", type=Path)
     made.add_argument("--json", action="store_true")
     return made
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise ConfigError("arguments", message, "`ecrl audit --help` shows examples")
 
 
 def _answer(verdict: AuditVerdict, folder: Path, as_json: bool) -> None:

@@ -1,10 +1,19 @@
-"""Writes to the terminal: results to standard output, messages to standard error, control characters escaped in both."""
+"""The terminal: a parser whose errors are ours; results on standard output and messages on standard error, control characters escaped in both."""
 
 from __future__ import annotations
 
+import argparse
 import sys
+from typing import NoReturn
 
-from ecrl_cli.errors import visible
+from ecrl_cli.errors import ConfigError, visible
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser whose errors are raised as ConfigError."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError("arguments", message, f"`{self.prog} --help` shows examples")
 
 
 def out(text: str) -> None:

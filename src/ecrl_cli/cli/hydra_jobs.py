@@ -18,7 +18,7 @@ from ecrl_cli.runs.reference_training import announcement, lacking
 from ecrl_cli.runs.run import RunContext, RunResult, failed, run
 from ecrl_cli.runs.run_dir_link import link_run_dir
 from ecrl_cli.runs.sweep import exit_code, sweep, todo
-from ecrl_cli.runs.sweep_progress import Board, LoggedSweepProgress
+from ecrl_cli.runs.sweep_progress import LoggedSweepProgress
 from ecrl_cli.storage.files import write_whole
 from ecrl_cli.supervision.launch.launcher import LauncherCache
 from ecrl_cli.verify.reference import References
@@ -87,9 +87,9 @@ class Jobs:
     def _sweep(self, configs: Mapping[str, RunConfig], start: Callable[[str], RunResult]) -> dict[str, RunResult]:
         layout = SweepLayout(self._plan.folder)
         do = todo(layout, configs, self._plan.mixed)
-        board = Board(do)
-        self._context = replace(self._context, above=board.table)
-        return sweep(layout, do, start, LoggedSweepProgress(board, self._say))
+        progress = LoggedSweepProgress(do, self._say)
+        self._context = replace(self._context, above=progress.table)
+        return sweep(layout, do, start, progress)
 
     def _start(self, name: str) -> RunResult:
         planned = self._plan.runs[name]

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ecrl_cli.cli.console import out
-from ecrl_cli.cli.targets import Parser, checked
+from ecrl_cli.cli.console import Parser, out
+from ecrl_cli.cli.targets import checked
 from ecrl_cli.report.build import report as build_report
 from ecrl_cli.report.formats import printable
 

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from ecrl_cli.checkpoint.format.names import STEP_NAME
 from ecrl_cli.checkpoint.repair.scrub import holds_checkpoints
-from ecrl_cli.errors import ConfigError, RunDirectoryError, shown
+from ecrl_cli.errors import RunDirectoryError, shown
 from ecrl_cli.records.layout import RunLayout
-
-
-class Parser(argparse.ArgumentParser):
-    """An argparse parser whose errors are raised as ConfigError."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError("arguments", message, f"`{self.prog} --help` shows examples")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def train(argv: Sequence[str], *, debug: bool, say: Say) -> int:
     arguments = parse(argv)
     plan = prepare(arguments, say)
     if arguments.show:
-        _show(plan)
+        sys.stdout.write(json.dumps({name: encode(run.config) for name, run in plan.runs.items()}, indent=2) + "\n")
         return 0
     if any(run.config.scale.name == "paper" for run in plan.runs.values()):
         say(estimate(plan))
@@ -48,10 +48,6 @@ def confirm_long_run(expected_s: float, say: Say) -> None:
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise ConfigError("ecrl train", "not started", "add --yes, or a smaller scale: scale=cpu takes minutes, scale=smoke seconds")
-
-
-def _show(plan: TrainPlan) -> None:
-    sys.stdout.write(json.dumps({name: encode(run.config) for name, run in plan.runs.items()}, indent=2) + "\n")
 
 
 def _run(plan: TrainPlan, *, debug: bool, as_json: bool, say: Say) -> int:

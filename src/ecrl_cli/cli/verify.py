@@ -14,9 +14,9 @@ from typing import Any
 from ecrl_cli.checkpoint.repair.repair import check_folder
 from ecrl_cli.checkpoint.repair.scrub import ScrubConfig
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
-from ecrl_cli.cli.console import out, say
+from ecrl_cli.cli.console import Parser, out, say
 from ecrl_cli.cli.scrub import VerifyOutput, scrubbed
-from ecrl_cli.cli.targets import Checkpoints, Parser, checked, checkpoints_of, sorted_out
+from ecrl_cli.cli.targets import Checkpoints, checked, checkpoints_of, sorted_out
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.machine import check_torch
 from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RunDirectoryError, StorageError, visible

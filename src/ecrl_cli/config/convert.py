@@ -29,12 +29,12 @@ def convert(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     for name in values:
         if name not in hints:
             raise unknown_key(f"{prefix}{name}")
-    given = {field.name: _field(field, hints[field.name], values[field.name], prefix) for field in _fields(kind) if field.name in values}
+    given = {
+        field.name: _field(field, hints[field.name], values[field.name], prefix)
+        for field in dataclasses.fields(typing.cast(Any, kind))
+        if field.name in values
+    }
     return kind(**given)
-
-
-def _fields(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(kind)
 
 
 def _field(field: dataclasses.Field[Any], hint: Any, value: Any, prefix: str) -> Any:

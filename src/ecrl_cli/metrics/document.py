@@ -11,10 +11,8 @@ from ecrl_cli.history.lineage import Lineage, lineage, losses, replayed_steps
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.membership import lost_samples, survivals
 from ecrl_cli.history.timeline import PHASES, Timeline, phases, replays, timeline
-from ecrl_cli.metrics.checkpoints import account
-from ecrl_cli.metrics.goodput import committed_steps, goodput, goodput_published_clock
+from ecrl_cli.metrics.checkpoints import account, snapshots
 from ecrl_cli.metrics.recoveries import recoveries
-from ecrl_cli.metrics.snapshots import snapshots
 from ecrl_cli.records.events import SCHEMA_VERSION, FinalState
 
 METRICS_VERSION = 2  # raised when a field changes its meaning. Files without it (version 1) predate the field-by-field comparison
@@ -47,7 +45,8 @@ def metrics_document(records: RunRecords) -> dict[str, Any]:
         "final": _final(records.final),
         "restart_phases": _restart_phases(records, times),
         "recoveries": [encode(each) for each in recoveries(records, times)],
-        "mean_loss": _mean_losses(records, path),
+        # by step, over ranks; null where it is not finite, which JSON cannot hold
+        "mean_loss": {str(step): _mean(list(by_rank.values())) for step, by_rank in losses(records, path).items()},
     }
 
 
@@ -98,10 +97,27 @@ def _restart_phases(records: RunRecords, times: Timeline) -> list[dict[str, Any]
     ]
 
 
-def _mean_losses(records: RunRecords, path: Lineage) -> dict[str, float | None]:
-    """The committed sequence's loss by step, averaged over ranks; None if it is not finite, which JSON cannot hold."""
-    return {str(step): _mean(list(by_rank.values())) for step, by_rank in losses(records, path).items()}
-
-
 def _mean(values: list[float]) -> float | None:
     return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else None
+
+
+def committed_steps(path: Lineage) -> int:
+    """The number of steps in the committed sequence, each counted once."""
+    return sum(len(segment.steps()) for segment in path.segments)
+
+
+def goodput(path: Lineage, account: Timeline) -> float:
+    """Committed steps per second of wall time from the supervisor's launch to the target; 0 if no time is on record."""
+    return committed_steps(path) / account.wall_s if account.wall_s > 0 else 0.0
+
+
+def goodput_published_clock(records: RunRecords) -> float | None:
+    """Committed steps over the time from rank 0's first line to its last: the first launch is free, restarts are charged.
+
+    The clock of the published artefact, for comparison only. None if rank 0 logged fewer than two lines or there was a reboot.
+    """
+    instants = [line.at for a in records.attempt_logs if 0 in a.ranks for line in a.ranks[0].events]
+    boots = {session.boot_id for session in records.sessions}
+    if len(instants) < 2 or len(boots) > 1 or max(instants) <= min(instants):
+        return None
+    return committed_steps(lineage(records)) / (max(instants) - min(instants))

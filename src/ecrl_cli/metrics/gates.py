@@ -20,10 +20,10 @@ def quality_gates(documents: Mapping[str, dict[str, Any] | None], verdicts: Mapp
     """The four gates, given metrics.json (None: missing) and the verdict's status of each run, by name."""
     present = {name: document for name, document in documents.items() if document is not None}
     missing = [f"{name} has no metrics" for name in documents if name not in present]
-    short = [_short(n, d) for n, d in present.items() if not _at_target(d)]
     unverified = [f"{n} is {verdicts.get(n, 'not verified')}" for n in documents if verdicts.get(n) != "valid"]
-    unbalanced = [_unbalanced(n, d) for n, d in present.items() if not _balanced(d)]
-    unaccounted = [_residual(n, d) for n, d in present.items() if not _accounted(d)]
+    short, unbalanced, unaccounted = (
+        [f"{name} {fact}" for name, document in present.items() if (fact := check(document))] for check in (_short, _unbalanced, _unaccounted)
+    )
     return (
         gate("target", missing + short, "every arm is at its target"),
         gate("verified", unverified, "every arm is valid"),
@@ -36,28 +36,22 @@ def gate(name: str, failures: Sequence[str], kept: str) -> Gate:
     return Gate(name, not failures, "; ".join(failures) if failures else kept)
 
 
-def _at_target(document: dict[str, Any]) -> bool:
-    final = document["final"]
-    return final is not None and final["global_step"] == document["target_steps"] == document["committed_steps"]
+def _short(document: dict[str, Any]) -> str:
+    """How the run is not at its target; empty if it is."""
+    final, committed, target = document["final"], document["committed_steps"], document["target_steps"]
+    if final is not None and final["global_step"] == target == committed:
+        return ""
+    return f"committed {committed} of {target} steps" + ("" if final else ", no final record")
 
 
-def _short(name: str, document: dict[str, Any]) -> str:
-    return f"{name} committed {document['committed_steps']} of {document['target_steps']} steps" + ("" if document["final"] else ", no final record")
-
-
-def _balanced(document: dict[str, Any]) -> bool:
+def _unbalanced(document: dict[str, Any]) -> str:
+    """How many checkpoints were submitted and ended, if these differ."""
     counts = document["checkpoints"]
-    return bool(counts["submitted"] == counts["committed"] + counts["failed"] + counts["lost"])
+    ended = counts["committed"] + counts["failed"] + counts["lost"]
+    return "" if counts["submitted"] == ended else f"submitted {counts['submitted']}, ended {ended}"
 
 
-def _unbalanced(name: str, document: dict[str, Any]) -> str:
-    counts = document["checkpoints"]
-    return f"{name} submitted {counts['submitted']}, ended {counts['committed'] + counts['failed'] + counts['lost']}"
-
-
-def _accounted(document: dict[str, Any]) -> bool:
-    return bool(abs(document["seconds"]["residual"]) <= MAX_RESIDUAL * document["wall_s"])
-
-
-def _residual(name: str, document: dict[str, Any]) -> str:
-    return f"{name} has {document['seconds']['residual']:.3f} s of {document['wall_s']:.3f} s on no account"
+def _unaccounted(document: dict[str, Any]) -> str:
+    """The residual, if it is too large."""
+    residual, wall = document["seconds"]["residual"], document["wall_s"]
+    return "" if abs(residual) <= MAX_RESIDUAL * wall else f"has {residual:.3f} s of {wall:.3f} s on no account"

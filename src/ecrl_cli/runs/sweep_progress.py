@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -18,14 +17,10 @@ KINDS = ("done", "running", "failed", "left")
 _KIND = {"completed": "done", "completed_prev": "done", "running": "running", "failed": "failed", "pending": "left"}
 
 
-class Clock(Protocol):
-    def __call__(self) -> float: ...
-
-
 class Board:
     """Counts runs by status. The time left is the estimate for the remaining runs, scaled by how the finished runs compare with theirs."""
 
-    def __init__(self, do: SweepPlan, now: Clock = monotonic) -> None:
+    def __init__(self, do: SweepPlan, now: Callable[[], float] = monotonic) -> None:
         self._configs, self._now = do.configs, now
         self._status = {name: "completed_prev" if name in do.finished else "pending" for name in do.configs}
         self._began = now()
@@ -69,18 +64,16 @@ class Board:
         return self._now() - self._began if "running" in self._status.values() else 0.0
 
 
-class LoggedSweepProgress:
+class LoggedSweepProgress(Board):
     """Also prints a line after each run, for logs."""
 
-    def __init__(self, board: Board, say: Callable[[str], None]) -> None:
-        self._board, self._say = board, say
-
-    def began(self, name: str) -> None:
-        self._board.began(name)
+    def __init__(self, do: SweepPlan, say: Callable[[str], None]) -> None:
+        super().__init__(do)
+        self._say = say
 
     def ended(self, name: str, status: str) -> None:
-        self._board.ended(name, status)
-        self._say(self._board.line())
+        super().ended(name, status)
+        self._say(self.line())
 
 
 def _cells(counts: Mapping[str, int]) -> list[str]:

@@ -19,7 +19,7 @@ from ecrl_cli.metrics.checkpoints import Checkpoint
 from ecrl_cli.metrics.checkpoints import account as checkpoint_account
 from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.metrics.document import metrics_document
-from ecrl_cli.metrics.restarts import Restart, restarts
+from ecrl_cli.metrics.recoveries import Restart, restarts
 from ecrl_cli.records.digests import fingerprint
 from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine, InjectedFault, SupervisorRecord
 from ecrl_cli.records.journal import read_json

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ecrl_cli.metrics.checkpoints import TIMES
-from ecrl_cli.metrics.restarts import RESTART_COSTS, Restart
+from ecrl_cli.metrics.recoveries import RESTART_COSTS, Restart
 from ecrl_cli.metrics.statistics import Paired, Summary, summary
 from ecrl_cli.report.figures.palette import CATEGORY_COLOURS
 from ecrl_cli.report.formats import plural

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ecrl_cli.config.recoveries import RECOVERIES
 from ecrl_cli.config.schema import RecoveryConfig
-from ecrl_cli.metrics.restarts import RESTART_COSTS
+from ecrl_cli.metrics.recoveries import RESTART_COSTS
 from ecrl_cli.metrics.statistics import Paired, summary
 from ecrl_cli.records.events import STALL_PARTS
 from ecrl_cli.report import formats
