@@ -23,7 +23,7 @@ def test_one_line_per_run_with_its_numbers_and_the_page_last(tmp_path: Path) -> 
         assert cells[:4] == [plan.variant, "1337", "valid", "60"]
         assert cells[4:7] == [str(said["restarts"]), str(said["replayed_steps"]), rate(said["goodput"])]
         assert cells[-3:] == [f"{said['checkpoints'][key]:.0f}" for key in ("committed", "failed", "lost")]
-    assert lines[-1] == f"report: {result.page}" and result.page.is_file() and result.exit_ok
+    assert lines[-1] == f"report: {result.page}" and result.page.is_file() and result.exit_code == 0
 
 
 @pytest.mark.parametrize(

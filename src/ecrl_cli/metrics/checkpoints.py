@@ -39,11 +39,6 @@ class CheckpointAccount:
     def submitted(self) -> int:
         return len(self.checkpoints)
 
-    @property
-    def balanced(self) -> bool:
-        """submitted = committed + failed + lost."""
-        return self.submitted == sum(self.count(end) for end in CHECKPOINT_ENDS)
-
     def total(self, time: str) -> float:
         return math.fsum(c.seconds[time] for c in self.checkpoints)
 

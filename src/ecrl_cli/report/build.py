@@ -45,10 +45,6 @@ class ReportResult:
     exit_code: int
     notes: tuple[str, ...] = ()
 
-    @property
-    def exit_ok(self) -> bool:
-        return self.exit_code == 0
-
 
 def report(dirs: list[Path], out: Path | None = None, other: Path | None = None, judge_anew: bool = False) -> ReportResult:
     """Writes the report on `dirs` (run directories, studies and folders of them) into `out`, compared with the sweep `other` if given.

@@ -125,3 +125,8 @@ _OBEYED = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u
 def harmless(text: str) -> str:
     """Replaces such characters in a whole document: a last safeguard after the escaping of each value."""
     return _OBEYED.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def by_value(seed: str) -> tuple[int, str]:
+    """The key that sorts seeds, which are text, as numbers."""
+    return len(seed), seed

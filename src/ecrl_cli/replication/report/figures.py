@@ -23,7 +23,7 @@ from ecrl_cli.replication.report.values import BY_EXPERIMENT, BY_SUITE, SUITES, 
 from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, draw_figures, set_tooltip
 from ecrl_cli.report.figures.palette import INK, KNOWN_VARIANTS, MUTED, OTHER_VARIANTS, PAPER, Colour, variant_colours
 from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, curves, intervals, marks
-from ecrl_cli.report.formats import change, count, duration, magnitude, printable, rate
+from ecrl_cli.report.formats import by_value, change, count, duration, magnitude, printable, rate
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.timeline_view import thinned
 
@@ -215,7 +215,7 @@ def _percent(value: float | None) -> str:
 def draw_losses(experiment: Experiment, values: ExperimentValues) -> Figure | None:
     """Loss curves; None if no run has losses. Wide curves are drawn below narrow ones, so that equal ones stay visible."""
     runs = {arm: [run for run in experiment.runs_of(arm) if _losses(run)] for arm in values.goodput}
-    seeds = sorted({run.seed for members in runs.values() for run in members}, key=lambda seed: (len(seed), seed))
+    seeds = sorted({run.seed for members in runs.values() for run in members}, key=by_value)
     if not seeds:
         return None
     columns = min(2, len(seeds))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ecrl_cli.config.identity import NOT_IDENTITY
+from ecrl_cli.metrics.recoveries import Restart
 from ecrl_cli.metrics.statistics import Summary, ratio_of_means, summary
 from ecrl_cli.report.model.run_record import Metrics, Run
 
@@ -47,7 +48,12 @@ class Arm:
 
     @property
     def metrics(self) -> list[Metrics]:
-        return [m for m in (run.counted for run in self.runs) if m]
+        return [m for run in self.runs if (m := run.counted)]
+
+    @property
+    def restarts(self) -> list[Restart]:
+        """Every restart of the counted runs."""
+        return [restart for run in self.runs if run.counted for restart in run.restarts]
 
     def summary(self, measure: str) -> Summary | None:
         """Mean, standard deviation and interval; None if the arm is not averaged or no run has the measure."""

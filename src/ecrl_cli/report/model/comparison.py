@@ -9,7 +9,7 @@ from functools import cached_property
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.report.formats import listed, plural
 from ecrl_cli.report.model.arms import Arm, arms_of
-from ecrl_cli.report.model.run_record import Run
+from ecrl_cli.report.model.run_record import Metrics, Run
 from ecrl_cli.report.model.suite_gates import all_passed, gates_of, only_unverified, pooling_obstacles, shares_gpu
 
 ALL = "all suites"
@@ -27,6 +27,11 @@ class Comparison:
     @cached_property
     def counted(self) -> tuple[Run, ...]:
         return tuple(run for run in self.runs if run.counted)
+
+    @property
+    def metrics(self) -> list[Metrics]:
+        """The metrics of the counted runs."""
+        return [m for run in self.runs if (m := run.counted)]
 
     @cached_property
     def left_out(self) -> tuple[Run, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ecrl_cli.metrics.gates import Gate, gate, quality_gates
 from ecrl_cli.records.events import CHECKPOINT_ENDS
-from ecrl_cli.report.formats import listed
+from ecrl_cli.report.formats import by_value, listed
 from ecrl_cli.report.model.arms import arms_of
 from ecrl_cli.report.model.replication import replication
 from ecrl_cli.report.model.run_record import Run
@@ -42,7 +42,7 @@ def _arms(runs: Sequence[Run], every: Sequence[Run]) -> Gate:
     unfinished = [f"{run.name}: {run.reason}" for run in runs if run.reason]
     arms = {arm.label: {run.seed for run in arm.runs} for arm in arms_of(runs, lambda suite: False)}
     seeds = {seed for held in arms.values() for seed in held}
-    lacking = [f"{label} lacks seed {listed(sorted(seeds - held, key=_by_value))}" for label, held in arms.items() if seeds - held]
+    lacking = [f"{label} lacks seed {listed(sorted(seeds - held, key=by_value))}" for label, held in arms.items() if seeds - held]
     return gate("arms", [*unfinished, *_absent(runs, every), *lacking], "every arm has every seed")
 
 
@@ -57,10 +57,6 @@ def _absent(runs: Sequence[Run], every: Sequence[Run]) -> list[str]:
         wanted = dict.fromkeys([*published.arms(experiment), *(run.variant for run in siblings)])
         missing += [f"no {variant}" for variant in wanted if not any(run.variant == variant for run in here)]
     return missing
-
-
-def _by_value(seed: str) -> tuple[int, str]:
-    return len(seed), seed
 
 
 def _artifacts(runs: Sequence[Run]) -> Gate:

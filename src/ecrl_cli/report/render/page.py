@@ -63,6 +63,7 @@ class Figures:
 
 def render(comparison: Comparison, studies: Sequence[StudyResult], summary: ReportSummary, drawn: Figures) -> str:
     """The whole page. Names come from records and are escaped; only our own SVG, style and script are not."""
+    of = [(len(comparison.runs), "run", "runs"), (len(studies), "study", "studies")]
     script = (HERE / "page.js").read_text(encoding="utf-8")
     return (
         _environment()
@@ -74,7 +75,7 @@ def render(comparison: Comparison, studies: Sequence[StudyResult], summary: Repo
             drawn={ident: _in_page(pictures) for ident, pictures in drawn.studies.items()},
             parts=[(part, _in_page(part.pictures)) for part in drawn.parts],
             words=[*(DEFINITIONS if comparison.runs else ()), *(STUDY_DEFINITIONS if studies else ())],
-            made_of=_made_of(comparison, studies),
+            made_of=formats.listed([formats.plural(*part) for part in of if part[0]]),
             style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
             light=Markup(variables(dark=False)),
             dark=Markup(variables(dark=True)),
@@ -121,17 +122,12 @@ def _choices(comparison: Comparison) -> dict[str, list[str]]:
     """The choices of the filter: for each facet that distinguishes runs, its values."""
     of = [_facets(comparison, run) for run in comparison.runs]
     found = {key: list(dict.fromkeys(known[key] for known in of)) for key in ("suite", "arm", "seed", "verdict")}
-    found["seed"].sort(key=lambda seed: (len(seed), seed))
+    found["seed"].sort(key=formats.by_value)
     return {key: values for key, values in found.items() if len(values) > 1}
 
 
 def _in_page(pictures: Sequence[Picture]) -> list[tuple[Picture, Markup]]:
     return [(picture, Markup(picture.svg)) for picture in pictures if picture.svg]
-
-
-def _made_of(comparison: Comparison, studies: Sequence[StudyResult]) -> str:
-    parts = [(len(comparison.runs), "run", "runs"), (len(studies), "study", "studies")]
-    return formats.listed([formats.plural(*part) for part in parts if part[0]])
 
 
 def _environment() -> Environment:

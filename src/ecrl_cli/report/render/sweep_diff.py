@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ecrl_cli.report.formats import change, listed, plural, printable, share, short
+from ecrl_cli.report.formats import listed, plural, printable, share, short
 from ecrl_cli.report.model.arms import MEASURES
 from ecrl_cli.report.model.comparison import ALL
 from ecrl_cli.report.model.contrast import Contrast, noise_floor
@@ -14,11 +14,11 @@ from ecrl_cli.report.tables.comparisons import COMPARED, SHORT, alike, contrast_
 from ecrl_cli.report.tables.records import Record, noise_cells, pair_cells, summary_cells
 from ecrl_cli.report.tables.renderers import csv_of, escaped, markdown_section
 from ecrl_cli.report.tables.runs import ARM, NAMES, SUITE
-from ecrl_cli.report.tables.table import Cell, Column, Table, records_table, signs_cell
-from ecrl_cli.report.text.claims import INDISTINGUISHABLE, interval_words
+from ecrl_cli.report.tables.table import Cell, Column, Row, Table, records_table, signs_cell
+from ecrl_cli.report.text.claims import INDISTINGUISHABLE, fields
 
 FOUND = "{ours} against {theirs}: {pairs} of runs of {suites}, scale {scale}."
-GOODPUT = "Goodput of {arm}{where} is {result}: {effect} (mean of ratios, {interval}{pairs}; ratio of means {ratio}), {noise}, scale {scale}."
+GOODPUT = "Goodput of {arm}{where} is {result}: {effect} (mean of ratios, {interval}, {pairs}; ratio of means {ratio}), {noise}, scale {scale}."
 
 
 def against_rows(found: SweepDiff) -> list[Record]:
@@ -86,15 +86,13 @@ def against_sentences(found: SweepDiff) -> list[str]:
 
 def _sentence(each: Contrast, several: bool) -> str:
     return GOODPUT.format(
-        arm=each.arm,
-        where=f" in {each.scope}" if each.scope != ALL and several else "",
-        result={1: "faster here", -1: "slower here", 0: INDISTINGUISHABLE}[each.sign],
-        effect=change(each.effect),
-        interval=f"{interval_words(each)}, ",
-        pairs=plural(each.pair.n, "pair"),
-        ratio=change(each.pair.ratio_of_means),
-        noise=f"noise floor {share(each.noise)}" if each.noise is not None else "no noise floor: one side has no A/A arm",
-        scale=each.scale,
+        **fields(each)
+        | {
+            "where": f" in {each.scope}" if each.scope != ALL and several else "",
+            "result": {1: "faster here", -1: "slower here", 0: INDISTINGUISHABLE}[each.sign],
+            "pairs": plural(each.pair.n, "pair"),
+            "noise": f"noise floor {share(each.noise)}" if each.noise is not None else "no noise floor: one side has no A/A arm",
+        }
     )
 
 
@@ -145,17 +143,14 @@ def _arms_table(found: SweepDiff) -> Table:
 
 
 def _effects_table(found: SweepDiff) -> Table:
-    rows = tuple(
-        (ours.scope, Cell(ours.title, arm=ours.arm), *(cell for each in (ours, theirs) for cell in _side(each))) for ours, theirs in found.effects()
-    )
+    rows: list[Row] = []
+    for pair in found.effects():
+        sides = [(each.pair.n, *ratio_cells(each.pair), signs_cell(each.pair.signs)) for each in pair]
+        rows.append((pair[0].scope, Cell(pair[0].title, arm=pair[0].arm), *sides[0], *sides[1]))
     kinds: Sequence[tuple[str, str]] = (("pairs", "count"), ("mean of ratios", "change"), ("95% t", "change"), ("signs", "count"))
-    sides = [Column(f"{what}, {name}", kind) for name in (found.ours_name, found.theirs_name) for what, kind in kinds]
-    columns = (SUITE, Column("comparison", facet="arm"), *sides)
-    return Table(f"The arms compared on both sides: goodput (scale {found.ours.scale()})", columns, rows, file="against_effects.csv")
-
-
-def _side(each: Contrast) -> tuple[Any, ...]:
-    return each.pair.n, *ratio_cells(each.pair), signs_cell(each.pair.signs)
+    halves = [Column(f"{what}, {name}", kind) for name in (found.ours_name, found.theirs_name) for what, kind in kinds]
+    columns = (SUITE, Column("comparison", facet="arm"), *halves)
+    return Table(f"The arms compared on both sides: goodput (scale {found.ours.scale()})", columns, tuple(rows), file="against_effects.csv")
 
 
 def _noise_table(found: SweepDiff) -> Table:

@@ -208,7 +208,7 @@ def restart_cost_rows(comparison: Comparison) -> list[Record]:
     """Mean cost of a restart by phase: per suite and arm, and per arm over the pooled suites; only for averaged arms."""
     found = []
     for arm in [*comparison.arms, *comparison.pooled_arms]:
-        restarts = [restart for run in arm.runs if run.counted for restart in run.restarts] if arm.averaged else []
+        restarts = arm.restarts if arm.averaged else []
         if restarts:
             scale = comparison.scale(sorted({run.suite for run in arm.runs}))
             row: Record = {"suite": arm.suite, "arm": arm.label, "scale": scale, "restarts": len(restarts)}

@@ -188,7 +188,7 @@ def costs_table(comparison: Comparison) -> Table:
 
 def _cost(arm: Arm, suite: str) -> Row:
     shares = [summary([math.fsum(m.seconds[c] for c in names) / m.wall_s for m in arm.metrics if m.wall_s > 0] or [0]) for names in FAMILIES.values()]
-    restarts = [restart.total_s for run in arm.runs if run.counted for restart in run.restarts]
+    restarts = [restart.total_s for restart in arm.restarts]
     return (
         *(Cell(arm.label + suite, arm=arm.label), len(arm.metrics)),
         *(round(share.mean, 4) + 0.0 for share in shares),  # avoids negative zero
@@ -240,7 +240,7 @@ def restarts_table(comparison: Comparison) -> Table:
     """The cost of a restart by phase: means over restarts."""
     rows: list[Row] = []
     for arm in [*comparison.arms, *comparison.pooled_arms]:
-        restarts = [restart for run in arm.runs if run.counted for restart in run.restarts] if arm.averaged else []
+        restarts = arm.restarts if arm.averaged else []
         if restarts:
             phases = [summary([restart.seconds[phase] for restart in restarts]).mean for phase in RESTART_COSTS]
             total = summary([restart.total_s for restart in restarts])

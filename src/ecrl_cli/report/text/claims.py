@@ -150,7 +150,7 @@ def _price(claim: Contrast, variant: str) -> str:
 def _restarts(comparison: Comparison) -> list[str]:
     costs = []
     for scope, suites in _few(comparison.overall):
-        totals = [restart.total_s for suite in suites for arm in comparison.of(suite) for run in arm.runs for restart in run.restarts]
+        totals = [restart.total_s for suite in suites for arm in comparison.of(suite) for restart in arm.restarts]
         if totals:
             each, where = summary(totals), _where(comparison, scope)
             interval = f", {_between(each)}" if each.low is not None else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ecrl_cli.report.formats import count, distance, duration, listed, plural
+from ecrl_cli.report.formats import by_value, count, distance, duration, listed, plural
 from ecrl_cli.report.model.arms import BASES
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.contrast import compared_arms, versus
@@ -62,9 +62,9 @@ def _what_ran(comparison: Comparison) -> str:
     counted = comparison.counted
     if not counted:
         return f"{plural(len(comparison.runs), 'run')} found, none finished."
-    seeds = sorted({run.seed for run in counted}, key=lambda seed: (len(seed), seed))
-    steps = sorted({m.target_steps for m in (run.counted for run in counted) if m})
-    scales = sorted({m.scale for m in (run.counted for run in counted) if m})
+    seeds = sorted({run.seed for run in counted}, key=by_value)
+    steps = sorted({m.target_steps for m in comparison.metrics})
+    scales = sorted({m.scale for m in comparison.metrics})
     suites = list(dict.fromkeys(run.suite for run in counted))
     where = suites[0] if len(suites) == 1 else plural(len(suites), "suite")
     seeded = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
@@ -86,11 +86,11 @@ def _judged(comparison: Comparison) -> str:
 
 
 def _recovered(comparison: Comparison) -> str:
-    restarts = sum(m.restarts for m in (run.counted for run in comparison.counted) if m)
-    replayed = sum(m.replayed_steps for m in (run.counted for run in comparison.counted) if m)
+    restarts = sum(m.restarts for m in comparison.metrics)
+    replayed = sum(m.replayed_steps for m in comparison.metrics)
     facts = [f"{plural(restarts, 'restart')} in all; {plural(replayed, 'step')} had to be done again."] if restarts else []
-    if survivals := sum(m.survivals for m in (run.counted for run in comparison.counted) if m):
-        lost = sum(m.lost_samples for m in (run.counted for run in comparison.counted) if m)
+    if survivals := sum(m.survivals for m in comparison.metrics):
+        lost = sum(m.lost_samples for m in comparison.metrics)
         facts.append(
             f"In {plural(survivals, 'recovery', 'recoveries')} ranks went on with the state in their memory; {plural(lost, 'sample')} were lost."
         )
