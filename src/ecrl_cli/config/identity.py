@@ -62,10 +62,14 @@ def _as_recorded(config: RunConfig) -> dict[str, Any]:
     return recorded
 
 
+def suite_of(config: RunConfig) -> str:
+    """The name of the run's suite: as given, else its data set and model."""
+    return config.suite_name or f"{config.dataset.name}-{config.model.name}"
+
+
 def run_name(config: RunConfig, identity: str = "") -> str:
     """The run directory's name: suite, variant, seed and eight hex digits of the run id. `identity`: the run id, if known."""
-    suite = config.suite_name or f"{config.dataset.name}-{config.model.name}"
-    return f"{suite}-{config.variant.name}-s{config.seed}-{(identity or run_id(config))[:8]}"
+    return f"{suite_of(config)}-{config.variant.name}-s{config.seed}-{(identity or run_id(config))[:8]}"
 
 
 def _without(value: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:

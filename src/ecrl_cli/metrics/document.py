@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from ecrl_cli.config.codec import encode
+from ecrl_cli.config.identity import suite_of
 from ecrl_cli.errors import RecordError
 from ecrl_cli.history.lineage import Lineage, lineage, losses, replayed_steps
 from ecrl_cli.history.load import RunRecords
@@ -55,7 +56,7 @@ def _names(records: RunRecords) -> dict[str, Any]:
     return {
         "run_id": records.stored.run_id,
         "reference_id": records.stored.reference_id,
-        "suite": config.suite_name or f"{config.dataset.name}-{config.model.name}",
+        "suite": suite_of(config),
         "variant": config.variant.name,
         "seed": config.seed,
         "scale": config.scale.name,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ecrl_cli.config.codec import encode
-from ecrl_cli.config.identity import run_id
+from ecrl_cli.config.identity import run_id, suite_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, RecordError
 from ecrl_cli.records.layout import RunLayout, SweepLayout
@@ -38,8 +38,7 @@ class ManifestRow:
 
 def row(name: str, config: RunConfig) -> ManifestRow:
     """The manifest line of a run that has not started."""
-    suite = config.suite_name or f"{config.dataset.name}-{config.model.name}"
-    return ManifestRow(name, run_id(config), suite, config.variant.name, str(config.seed))
+    return ManifestRow(name, run_id(config), suite_of(config), config.variant.name, str(config.seed))
 
 
 class Manifest:
