@@ -22,8 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from ecrl_cli.cli.console import out
-from ecrl_cli.cli.console import Parser
+from ecrl_cli.cli.console import Parser, out
 from ecrl_cli.errors import ConfigError, shown
 from ecrl_cli.runs.environment import file_system
 from ecrl_cli.storage.durable import sync
