@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.checkpoint.format.saved_state import tensor_digests
+from ecrl_cli.checkpoint.format.train_document import tensor_digests
 from ecrl_cli.history.lineage import lineage, losses
 from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ecrl_cli.checkpoint.format.manifest import Manifest
-from ecrl_cli.checkpoint.format.saved_state import due_on_rank, saved_state, tensor_digests
+from ecrl_cli.checkpoint.format.train_document import due_on_rank, saved_state, tensor_digests
 from ecrl_cli.errors import shown
 from ecrl_cli.history.lineage import lines_of
 from ecrl_cli.records.events import Attempt, FinalState

@@ -8,7 +8,7 @@ from typing import Any
 
 from ecrl_cli.checkpoint.format.canonical_json import digest
 from ecrl_cli.checkpoint.format.manifest import Manifest
-from ecrl_cli.checkpoint.format.saved_state import tensor_digests
+from ecrl_cli.checkpoint.format.train_document import tensor_digests
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.data.order import epoch_order, position, shard, steps_per_epoch, window
 from ecrl_cli.failures.registry import recorded_kind

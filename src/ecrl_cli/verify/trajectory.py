@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ecrl_cli.checkpoint.format.names import COMPONENTS
-from ecrl_cli.checkpoint.format.saved_state import tensor_digests
+from ecrl_cli.checkpoint.format.train_document import tensor_digests
 from ecrl_cli.config.elastic import may_shrink
 from ecrl_cli.config.recoveries import recovery_of, survivors_stay
 from ecrl_cli.errors import shown
