@@ -15,7 +15,7 @@ from ecrl_cli.errors import EvidenceMissing, RecordError, shown
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.history.timeline import Timeline, phases, timeline
 from ecrl_cli.metrics.checkpoints import account
-from ecrl_cli.metrics.restarts import Restart, restarts
+from ecrl_cli.metrics.recoveries import Restart, restarts
 from ecrl_cli.records.layout import RunLayout, is_folder
 from ecrl_cli.replication.overhead.strategies import Parts, Scene
 from ecrl_cli.studies.frame.study import Record
