@@ -18,7 +18,7 @@ from ecrl_cli.config.strategies import STRATEGIES
 PACKAGE = Path(__file__).parent.parent / "src" / "ecrl_cli"
 FLOORS = [
     *("errors", "linux", "storage", "config", "records", "history", "data", "models", "checkpoint", "failures", "recovery"),
-    *("training", "supervision", "metrics", "verify", "runs", "studies", "audit", "report", "replication", "cli"),
+    *("training", "supervision", "metrics", "verify", "runs", "audit", "studies", "report", "replication", "cli"),
 ]
 CHECKPOINT_FLOORS = ["format", "store", "capture", "repair", "writer", "strategies"]
 # Torch-free for good: what supervises, judges and prints.

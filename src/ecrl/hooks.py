@@ -43,6 +43,8 @@ class StepRecorder:
         self.optimizers: List[Any] = []
         self.models: List[Any] = []
         self.depth = 0  # of nested optimizer.step calls
+        self.dummy = False  # the step under way is none of the training
+        self.waiting = False  # the step under way has a closure, whose backward is still to come
         self.backward_depth = 0
         self.stepped_in_backward = False
         self.amend = False  # no backward since the last step
@@ -56,6 +58,7 @@ class StepRecorder:
         self.started = False
         self.scale: Optional[float] = None
         self.digested = -1  # the step behind which the state was digested last
+        self.saves: Dict[str, int] = {}  # finished checkpoints: path, and the step behind which it was written
 
     # -- batches
 
@@ -84,6 +87,9 @@ class StepRecorder:
             for loader in [key for key in self.queues if key != self.asked and len(self.queues[key]) > 1]:
                 del self.queues[loader]  # a validation loader: nothing of it is trained on
         self.losses.append(loss.detach() if hasattr(loss, "detach") else loss)  # the value alone: no graph is kept
+        if self.waiting:
+            self.waiting = False
+            self.in_front(True)
         self.strikes.in_backward(self.next_step(), self.optimizers)
 
     def backward_ends(self) -> None:
@@ -97,25 +103,44 @@ class StepRecorder:
     def next_step(self) -> int:
         return self.steps + 1
 
-    def before_step(self, optimizer: Any) -> None:
-        if not any(known is optimizer for known in self.optimizers):
-            self.optimizers.append(optimizer)
+    def before_step(self, optimizer: Any, closure: bool = False) -> None:
+        """`closure`: forward and backward happen inside the step, as in Lightning: what is due in front of the update waits for them."""
         self.depth += 1
         if self.depth > 1:
+            if not self.dummy:
+                self.know(optimizer)
             return
+        self.dummy = not closure and self.moves_nothing(optimizer)
+        if self.dummy:
+            return
+        self.know(optimizer)
+        self.waiting = closure
+        if not closure:
+            self.in_front(self.backward_depth == 0 and not self.amend)
+
+    def in_front(self, strikes: bool) -> None:
+        """Gradients are there, or about to be; the parameters are those of the step before."""
         if not self.started:
             self.started = True
             self.start()
-        if self.backward_depth == 0 and not self.amend:
+        if strikes:
             try:
                 self.strikes.before_step(self.next_step())
             except PlannedFailure:
                 self.depth = 0  # torch calls no post hook for a step that raised
                 raise
 
+    def know(self, optimizer: Any) -> None:
+        if not any(known is optimizer for known in self.optimizers):
+            self.optimizers.append(optimizer)
+
+    def moves_nothing(self, optimizer: Any) -> bool:
+        """A step of no backward pass at a learning rate of 0: DCP and others make an optimizer's state so, in front of a load."""
+        return self.backwards == 0 and self.backward_depth == 0 and not self.amend and not any(rates([optimizer]))
+
     def after_step(self, optimizer: Any) -> None:
         self.depth = max(0, self.depth - 1)
-        if self.depth:
+        if self.depth or self.dummy:
             return
         if self.backward_depth:
             self.stepped_in_backward = True
@@ -189,7 +214,33 @@ class StepRecorder:
     def save_begins(self, path: str, **more: Any) -> None:
         """With the state's digests where the step had none: a later attempt that resumes from this is known by them."""
         state = self.state_digests() if self.started and self.digested != self.steps else {}
-        self.recording.write("save", path=path, done=False, after_step=self.steps, **state, **more)
+        self.recording.write("save", path=os.path.abspath(path), done=False, after_step=self.steps, **state, **more)
+
+    def left_out(self) -> None:
+        """The scaler has finished a window: if no optimizer stepped since backward, its gradients overflowed. What it consumed is on no step's
+        account, so that a restart in front of the next window finds that window's batches alone in its first step."""
+        if self.amend or not self.backwards or self.backward_depth:
+            return
+        self.recording.write("skip", after_step=self.steps, batches=self.consumed, backwards=self.backwards)
+        self.losses, self.consumed, self.backwards = [], [], 0
+
+    # -- checkpoints
+
+    def saved(self, path: str, after_step: Optional[int] = None, **details: Any) -> None:
+        """A checkpoint is complete. Its path is kept: many jobs give it its name by a rename."""
+        path, step = os.path.abspath(path), self.steps if after_step is None else after_step
+        self.saves[path] = step
+        self.recording.write("save", path=path, done=True, after_step=step, **details)
+
+    def renamed(self, source: Any, target: Any) -> None:
+        """What was saved under `source`, a file or a folder, is called `target` now."""
+        if not self.saves:
+            return
+        old, new = os.path.abspath(os.fspath(source)), os.path.abspath(os.fspath(target))
+        for path in [path for path in self.saves if path == old or path.startswith(old + os.sep)]:
+            step = self.saves.pop(path)
+            self.saves[new + path[len(old) :]] = step
+            self.recording.write("save", path=new + path[len(old) :], done=True, after_step=step, renamed=path)
 
     def call(self, what: str, **details: Any) -> None:
         self.recording.write("call", what=what, after_step=self.steps, **details)
@@ -277,7 +328,8 @@ def found_models(recording: Recording, optimizers: List[Any]) -> List[Any]:
 
 def patch_optimizer(module: Any) -> None:
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        strike_through("optimizer step", lambda found: found.before_step(optimizer))
+        closure = kwargs.get("closure") is not None or any(callable(value) for value in args[1:])
+        strike_through("optimizer step", lambda found: found.before_step(optimizer, closure))
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         strike_through("optimizer step", lambda found: found.after_step(optimizer))
@@ -338,7 +390,13 @@ def follow_loader(kind: Any) -> None:
 
         @functools.wraps(next_index)
         def asked(self: Any) -> Any:
-            index = next_index(self)
+            if getattr(_own, "asking", False):
+                return next_index(self)  # of a base class: one question
+            _own.asking = True
+            try:
+                index = next_index(self)
+            finally:
+                _own.asking = False
             pending = self.__dict__.setdefault("_ecrl_indices", deque())
             pending.append(index)
             return index
@@ -431,6 +489,7 @@ def patch_scaler(module: Any) -> None:
         def note(found: StepRecorder) -> None:
             if self.is_enabled():
                 found.call("GradScaler.update", scale=float(self.get_scale()))
+                found.left_out()
 
         quietly("scaler", note)
         return result
@@ -459,7 +518,7 @@ def patch_serialization(torch: Any) -> None:
         finally:
             _own.saving = False
         seconds = time.monotonic() - began
-        quietly("save", lambda found: found.recording.write("save", path=path, done=True, after_step=found.steps, seconds=seconds))
+        quietly("save", lambda found: found.saved(path, seconds=seconds))
         return result
 
     @functools.wraps(load)
@@ -467,11 +526,26 @@ def patch_serialization(torch: Any) -> None:
         result = load(f, *args, **kwargs)
         path = path_of(f)
         if path:
-            quietly("load", lambda found: found.recording.write("load", path=path, after_step=found.steps))
+            quietly("load", lambda found: found.recording.write("load", path=os.path.abspath(path), after_step=found.steps))
         return result
 
     torch.save, torch.load = saving, loading
     torch.serialization.save, torch.serialization.load = saving, loading
+
+
+def patch_lightning(module: Any) -> None:
+    """Lightning serialises into memory and writes the bytes itself."""
+    original = module._atomic_save
+
+    @functools.wraps(original)
+    def saving(checkpoint: Any, filepath: Any) -> None:
+        path, began = os.path.abspath(str(filepath)), time.monotonic()
+        quietly("save", lambda found: found.save_begins(path, by="lightning"))
+        strike_through("save", lambda found: found.strikes.at_save(found.steps))
+        original(checkpoint, filepath)
+        quietly("save", lambda found: found.saved(path, by="lightning", seconds=time.monotonic() - began))
+
+    module._atomic_save = saving
 
 
 def path_of(file: Any) -> str:
@@ -523,7 +597,7 @@ def tell_dcp(found: StepRecorder, kind: str, path: str, seconds: float, result: 
 
     def done(future: Any = None) -> None:
         if future is None or future.exception() is None:
-            found.recording.write("save", path=path, done=True, after_step=steps, by="dcp", seconds=seconds)
+            found.saved(path, steps, by="dcp", seconds=seconds)
 
     if hasattr(future, "add_done_callback"):
         future.add_done_callback(done)
@@ -566,6 +640,8 @@ PATCHES: Dict[str, Patch] = {
     "torch.distributed.checkpoint.state_dict_saver": patch_dcp,
     "torch.distributed.checkpoint.state_dict_loader": patch_dcp,
     "torchdata.stateful_dataloader.stateful_dataloader": patch_stateful_loader,
+    "lightning.fabric.utilities.cloud_io": patch_lightning,
+    "lightning_fabric.utilities.cloud_io": patch_lightning,
 }
 
 
@@ -596,6 +672,7 @@ class PatchOnImport(importlib.abc.MetaPathFinder):
 
 
 _applied: Set[str] = set()
+_installed = False
 
 
 def apply(name: str, module: Any) -> None:
@@ -611,8 +688,29 @@ def apply(name: str, module: Any) -> None:
             recording.trouble("hook %s" % name, error)
 
 
+def patch_renames() -> None:
+    """os.replace and os.rename, through which a finished checkpoint gets its name."""
+    for name in ("replace", "rename"):
+        setattr(os, name, followed_rename(getattr(os, name)))
+
+
+def followed_rename(original: Any) -> Any:
+    @functools.wraps(original)
+    def moving(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+        original(src, dst, *args, **kwargs)
+        if _recorder is not None:
+            quietly("rename", lambda found: found.renamed(src, dst))
+
+    return moving
+
+
 def install() -> None:
-    """Patch what is imported already, and the rest when it is."""
+    """Patch what is imported already, and the rest when it is; once."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    patch_renames()
     for name in PATCHES:
         if name in sys.modules:
             apply(name, sys.modules[name])

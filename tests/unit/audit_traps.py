@@ -121,6 +121,47 @@ def overflow() -> None:
         scaler.update()
 
 
+def loss_inside_the_step() -> None:
+    """As Lightning trains: forward and backward inside `step`, dropout in it."""
+    model, optimizer, loader = parts()
+    for batch in loader:
+
+        def inside(batch: Any = batch) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.dropout(loss_of(model, batch), 0.1)
+            loss.backward()
+            return loss
+
+        optimizer.step(inside)
+
+
+def dummy_step() -> None:
+    """As DCP makes the state of a fresh optimizer in front of a load."""
+    model, optimizer, loader = parts()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.01
+    for batch in loader:
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+
+
+def renamed() -> None:
+    """A checkpoint gets its name when it is whole: a file, then a folder."""
+    model, optimizer, loader = parts()
+    where = Path(os.environ["ECRL_RECORD"]) / "out"
+    (where / "new").mkdir(parents=True)
+    for batch in loader:
+        loss_of(model, batch).backward()
+        optimizer.step()
+    torch.save(model.state_dict(), where / "new" / "model.part")
+    (where / "new" / "model.part").replace(where / "new" / "model.pt")
+    (where / "new").rename(where / "step-4")
+
+
 class Stream(IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         yield from torch.arange(24.0).reshape(8, 3)
@@ -237,6 +278,7 @@ LOOPS: tuple[Callable[[], None], ...] = (
     *(plain, one_batch_ahead, skipped_batches, validation_between, accumulation, two_optimizers, optimizer_in_backward),
     *(step_calls_step, overflow, no_ids, workers, odd_batches),
     *(fused_overflow, zero_redundancy, wrapped_iterators, closure, dcp, graph_is_let_go),
+    *(loss_inside_the_step, dummy_step, renamed),
 )
 
 

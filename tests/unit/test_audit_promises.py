@@ -100,6 +100,12 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, int | None, str]] = {
         12,
         "the parameters in front of the first step of attempt 2 are those of no earlier step",
     ),
+    "parameters of one rank": (
+        lambda folder: change(folder, 2, starts(params=told("fresh")), (1,)),
+        "restored: parameters",
+        13,
+        "rank 1 began attempt 2 with parameters that no rank had behind step 12: they were not restored",
+    ),
     "schedule": (
         lambda folder: change(folder, 2, starts(settings=told("twice"), lr=[0.05])),
         "restored: schedule and settings",
@@ -336,3 +342,21 @@ def test_the_page_says_what_each_arm_cost(recorded: Path) -> None:
     text = page("audit", verdict)
     assert "20 ms, at most 20 ms (1)" in text and "<td>6.0 s</td>" in text and text.count('class="death"') == 2
     assert ">attempt 0</text>" in text and 'text-anchor="end">16</text>' in text
+
+
+def test_the_earliest_broken_promise_is_the_diagnosis(recorded: Path) -> None:
+    """A scaler that begins anew overflows two steps later, and the samples of that window are on no step's account: they are no cause."""
+    change(recorded, 2, at(1, scale=16.0))
+    change(recorded, 2, lambda line: line | {"ids": ids(line["n"] + 1, 0)} if line["type"] == "batch" and line["n"] > 2 else line, (0,))
+    verdict = judged(recorded)
+    assert status(verdict, "exactly once") == ["broken"]
+    assert verdict.diagnosis == "in step 13, rank 0, 1: the gradient scaler was not restored"
+
+
+def test_samples_in_any_order_are_not_missing_where_the_job_ended_early(recorded: Path) -> None:
+    for rank in (0, 1):
+        (path,) = (recorded / "struck" / "attempt-02").glob(f"rank{rank}-*.jsonl")
+        path.write_text("\n".join(path.read_text().splitlines()[:5]) + "\n")
+    verdict = judged(recorded, "free")
+    assert status(verdict, "exactly once") == ["kept"]
+    assert verdict.diagnosis == "ended at step 13, the undisturbed run at step 16"

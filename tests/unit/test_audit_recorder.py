@@ -48,6 +48,8 @@ def process(folder: Path, loop: str) -> Process:
         ("two_optimizers", PAIRS),
         ("optimizer_in_backward", PAIRS),
         ("step_calls_step", PAIRS),
+        ("loss_inside_the_step", PAIRS),
+        ("dummy_step", PAIRS),
         ("workers", PAIRS),
         ("odd_batches", [("0",), ("1",)]),
         ("zero_redundancy", PAIRS),
@@ -64,9 +66,11 @@ def test_each_step_has_the_samples_that_it_consumed(recorded: Path, loop: str, s
 
 
 def test_a_step_that_the_scaler_left_out_is_no_step(recorded: Path) -> None:
-    """Its samples are on the next step's account, and the scale says why."""
+    """Its samples are on no step's account: a restart behind it begins with the batches of the next step. The scale says why."""
     found = process(recorded, "overflow")
-    assert [step.samples for step in found.steps] == [("0", "1"), ("2", "3", "4", "5"), ("6", "7")]
+    assert [step.samples for step in found.steps] == [("0", "1"), ("4", "5"), ("6", "7")]
+    lines = [json.loads(line) for line in (recorded / "overflow" / "attempt-00" / found.path).read_text().splitlines()]
+    assert [(line["after_step"], line["batches"]) for line in lines if line["type"] == "skip"] == [(1, [2])]
     scales = [call["scale"] for call in found.calls if call["what"] == "GradScaler.update"]
     assert scales == [8.0, 4.0, 4.0, 4.0]
 
@@ -90,6 +94,22 @@ def test_dcp_is_followed_wherever_it_is_imported_from(recorded: Path) -> None:
     folder = str(recorded / "dcp-dcp")
     assert [(save["path"], save["done"], save["after_step"]) for save in found.saves] == [(folder, False, 4), (folder, True, 4)]
     assert [(load["path"], load["after_step"]) for load in found.loads] == [(folder, 4)]
+
+
+def test_where_the_loss_is_computed_inside_the_step_the_start_is_recorded_behind_it(recorded: Path) -> None:
+    """Else its generators would be those in front of the first dropout, which no step has."""
+    found = process(recorded, "loss_inside_the_step")
+    assert found.start is not None and found.start["rng"] == found.steps[0].digests["rng"]
+
+
+def test_a_checkpoint_is_known_by_the_name_that_it_ends_with(recorded: Path) -> None:
+    saves = process(recorded, "renamed").saves
+    assert [Path(save["path"]).relative_to(recorded / "renamed" / "out").as_posix() for save in saves if save["done"]] == [
+        "new/model.part",
+        "new/model.pt",
+        "step-4/model.pt",
+    ]
+    assert {save["after_step"] for save in saves} == {4}
 
 
 def test_data_without_ids_are_told_apart_by_their_content(recorded: Path) -> None:

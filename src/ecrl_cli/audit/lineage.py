@@ -31,6 +31,7 @@ class Resumed:
     optimizer_behind: int | None
     entries: int | None
     comparable: bool = True  # a digest of the newest checkpoint's state is on record
+    strays: tuple[int, ...] = ()  # ranks that began with other parameters than any rank had behind that step
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,10 @@ def _resumed(attempt: int, processes: list[Process], states: list[tuple[int, str
     matching = [(state == optimizer, step) for step, digest, state in states if digest == params]
     of_optimizer = max((step for step, _, state in states if state == optimizer), default=None)
     if matching:
-        return Resumed(attempt, max(matching)[1], "content", loaded, newest, of_optimizer, entries)
+        behind = max(matching)[1]
+        there = {digest for step, digest, _ in states if step == behind}
+        strays = tuple(process.rank for process in processes if process.start is not None and str(process.start.get("params", "")) not in there)
+        return Resumed(attempt, behind, "content", loaded, newest, of_optimizer, entries, strays=strays)
     comparable = any(step == newest for step, _, _ in states)
     if loaded and newest is not None:
         return Resumed(attempt, newest, "load", loaded, newest, of_optimizer, entries, comparable)

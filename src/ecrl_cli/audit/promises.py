@@ -66,6 +66,11 @@ def _restored(judged: Judged, begun: Resumed, reference: Judged | None) -> Itera
         yield Finding("restored: parameters", BROKEN, f"{said}: they were not restored as they were", arm, begun.newest_saved)
         return
     next_step = begun.behind + 1
+    if begun.strays:
+        ranks = ", ".join(map(str, begun.strays))
+        said = f"rank {ranks} began {who} with parameters that no rank had behind step {begun.behind}: they were not restored"
+        yield Finding("restored: parameters", BROKEN, said, arm, next_step)
+        return
     yield Finding("restored: parameters", KEPT, f"{who} began with the parameters of step {begun.behind}", arm)
     if begun.entries is not None and begun.behind:
         if begun.entries == 0 and _had_state(judged, begun):

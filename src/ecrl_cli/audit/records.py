@@ -75,6 +75,7 @@ class Process:
     loads: list[dict[str, Any]] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
+    skips: list[int] = field(default_factory=list)  # behind which steps the gradient scaler left a window out
     strikes: list[dict[str, Any]] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     torn: int = 0
@@ -202,6 +203,8 @@ def _take(process: Process, batches: dict[int, Batch], line: dict[str, Any]) -> 
         _take_step(process, batches, line)
     elif kind == "epoch":
         process.epochs.append(_count(line.get("after_step", 0)))
+    elif kind == "skip":
+        process.skips.append(_count(line["after_step"]))
     elif kind == "trouble":
         process.troubles.append(f"{line.get('what')}: {line.get('error')}")
     else:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from ecrl_cli.audit.components import BROKEN, KEPT, MEANING, NOT_CHECKED, SHOWN, UNKNOWN, Finding, Judged, compare, unrecorded, walk
-from ecrl_cli.audit.records import Step
+from ecrl_cli.audit.lineage import Path
+from ecrl_cli.audit.records import MAX_STEP, Step
 
 
 def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Finding:
@@ -29,10 +31,41 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Findin
             due = reference.path.steps.get(number, {}).get(rank)
             if due is None or not step.samples or not due[1].samples or step.samples == due[1].samples:
                 continue
+            if said := overflowed(judged, reference, number, rank):
+                return Finding(promise, NOT_CHECKED, f"{said}: from there on the steps have other samples by nature", arm, number)
             return Finding(
                 promise, BROKEN, _told(judged, number, rank, attempt, step), arm, number, (_first_ids(step, due[1]), *_hints(judged, attempt))
             )
     return Finding(promise, KEPT, f"{len(known)} steps consumed the samples of the undisturbed run, in its order", arm)
+
+
+def same_overflows(judged: Judged, reference: Judged | None) -> Iterator[Finding]:
+    """Broken where the gradient scaler left out other windows than in the undisturbed run; nothing to say otherwise."""
+    if reference is None or judged.path.resized:
+        return
+    for number, rank, _ in walk(judged.path):
+        if rank in reference.path.steps.get(number, {}) and (said := overflowed(judged, reference, number, rank)):
+            yield Finding("restored: scaler", BROKEN, f"{said}: {MEANING['scale']}", judged.arm.name, number)
+            return
+
+
+def overflowed(judged: Judged, reference: Judged, number: int, rank: int) -> str:
+    """Whether the gradient scaler left out other windows in front of step `number` than in the undisturbed run, in words; empty if not.
+
+    An attempt that goes on behind some of them has fewer in front of its first step.
+    """
+    attempt = judged.path.steps[number][rank][0]
+    before = number - 1 - judged.path.offsets.get(attempt, 0)
+    ours = _left_out(judged, attempt, rank, before)
+    theirs = _left_out(reference, reference.path.steps[number][rank][0], rank, number - 1)
+    if ours == theirs or (ours < theirs and before == 0):
+        return ""
+    return f"in front of step {number}, rank {rank}, {ours} windows overflowed, {theirs} in the undisturbed run"
+
+
+def _left_out(judged: Judged, attempt: int, rank: int, after_step: int) -> int:
+    processes = [process for process in judged.arm.attempts[attempt] if process.rank == rank]
+    return sum(skip == after_step for process in processes for skip in process.skips)
 
 
 def _by_all_ranks(judged: Judged, reference: Judged) -> Finding:
@@ -50,13 +83,20 @@ def _by_all_ranks(judged: Judged, reference: Judged) -> Finding:
 def _as_often(judged: Judged, reference: Judged) -> Finding:
     """Each sample occurs as often as in the undisturbed run, in any order."""
     promise, arm = "exactly once", judged.arm.name
-    ours, theirs = (Counter(sample for _, _, step in walk(j.path) for sample in step.samples) for j in (judged, reference))
+    ours, theirs = (_samples(j.path, judged.path.last) for j in (judged, reference))
+    if ours != theirs:  # else: of a job that ended early `same end` tells
+        ours, theirs = _samples(judged.path), _samples(reference.path)
     extra, missing = ours - theirs, theirs - ours
     if not extra and not missing:
         return Finding(promise, KEPT, f"each of {sum(ours.values())} samples came as often as in the undisturbed run; their order is not judged", arm)
     said = f"{sum(extra.values())} samples came too often and {sum(missing.values())} are missing, of {sum(theirs.values())}"
     last = max(judged.path.offsets)
     return Finding(promise, BROKEN, f"{said}: {MEANING['samples']}", arm, _first_different_samples(judged, reference), _hints(judged, last))
+
+
+def _samples(path: Path, last: int = MAX_STEP) -> Counter[str]:
+    """How often each sample came up to step `last`."""
+    return Counter(sample for number, _, step in walk(path) if number <= last for sample in step.samples)
 
 
 def _first_different_samples(judged: Judged, reference: Judged) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ecrl_cli.audit import cold, components, promises, samples
 from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged, judged_arm
-from ecrl_cli.audit.records import Arm, read_arm
+from ecrl_cli.audit.records import MAX_STEP, Arm, read_arm
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import EvidenceMissing
 
@@ -76,6 +76,7 @@ def judge(references: Iterable[Arm], struck: Iterable[Arm], order: str = "auto")
             samples.exactly_once(judged, reference, order) if stable else _unstable("exactly once", judged),
             samples.same_input(judged, reference if stable else None),
             *(promises.restored(judged, reference if stable else None)),
+            *(samples.same_overflows(judged, reference if stable else None)),
             promises.right_checkpoint(judged),
             promises.same_trajectory(judged, reference, stable),
             promises.same_end(judged, reference, stable),
@@ -107,7 +108,7 @@ def _verdict(findings: list[Finding], troubles: tuple[str, ...], arms: list[Judg
     resized = {judged.arm.name for judged in arms if judged.path.resized}  # its trajectory is another one by nature
     missing = [f for f in findings if f.status == NOT_CHECKED and f.promise in REQUIRED and not (f.promise != "exactly once" and f.arm in resized)]
     if broken:
-        first = min(broken, key=lambda finding: (_cause(finding), finding.step or 0))
+        first = min(broken, key=lambda finding: (MAX_STEP if finding.step is None else finding.step, _cause(finding)))
         status, diagnosis = "invalid", first.message
     elif troubles:
         status, diagnosis = "unknown", f"the recorder could not see everything: {troubles[0]}"

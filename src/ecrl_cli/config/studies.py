@@ -237,6 +237,30 @@ class Compat:
     name: str = "compat"
 
 
+JOBS = (
+    "plain",
+    "accumulation",
+    "gpt",
+    "dcp",
+    "fsdp",
+    "stateful_loader",
+    "lightning_job",
+    "trainer_job",
+    "accelerate_job",
+    "streaming_job",
+)
+
+
+@dataclass(frozen=True)
+class Frameworks:
+    """Jobs of examples/jobs, killed in several places and audited. `jobs`: which scripts; `processes`: on how many ranks, where a job can."""
+
+    name: str = "frameworks"
+    jobs: tuple[str, ...] = some_of(JOBS)
+    processes: tuple[int, ...] = some_counts((1, 2), 1, 2)
+    planted: bool = True
+
+
 @dataclass(frozen=True)
 class MiniBatchFailure:
     """Workers die in the middle of a mini-batch; simulated, `replicas` workers in sequence. Published: 8 workers, 25, 50 and 75% of the gradients
@@ -320,6 +344,7 @@ _KINDS = (
     Elastic,
     LiveRecovery,
     Compat,
+    Frameworks,
     RecoveryOverhead,
     MiniBatchFailure,
 )

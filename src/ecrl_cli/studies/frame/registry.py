@@ -29,6 +29,7 @@ _STUDIES = Registry(
         "elastic": "ecrl_cli.studies.training.elastic:STUDY",
         "live-recovery": "ecrl_cli.studies.training.live:STUDY",
         "compat": "ecrl_cli.studies.compat:STUDY",
+        "frameworks": "ecrl_cli.studies.frameworks.study:STUDY",
         "recovery-overhead": "ecrl_cli.replication.overhead.study:STUDY",
         "mini-batch-failure": "ecrl_cli.replication.mini_batch.study:STUDY",
     },
