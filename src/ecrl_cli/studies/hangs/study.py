@@ -15,7 +15,7 @@ from typing import Any
 from ecrl_cli.config.studies import Hangs
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.fake_ranks.fake_rank import FakeRankScript
-from ecrl_cli.studies.fake_ranks.supervisor_harness import LIMIT_S, TRIAL_S, Stage, TriggeringUI, settings, stage
+from ecrl_cli.studies.fake_ranks.supervisor_harness import LIMIT_S, TRIAL_S, Stage, Trigger, TriggeringUI, settings, stage
 from ecrl_cli.studies.frame.gates import OVER, all_of, by_design, mutants_found
 from ecrl_cli.studies.frame.limits import shared_memory
 from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, planted
@@ -69,22 +69,27 @@ def _planted(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 def _side_thread(harness: Stage) -> bool:
     """Planted bug: a spinning rank is not detected while one of its threads sends heartbeats."""
-    config = settings(STEPS)
-    with harness.run(config, FakeRankScript(deeds={"0/1/20": "spin"}, side_thread=True)) as layout, _given_up_after(5 * LIMIT_S):
-        ending = harness.supervise(config, layout, TriggeringUI())
+    config, spun = settings(STEPS), 20
+    script = FakeRankScript(deeds={f"0/1/{spun}": "spin"}, side_thread=True)
+
+    def wait() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 5 * LIMIT_S)
+
+    ui = TriggeringUI(Trigger("training", spun - 1), wait)
+    with harness.run(config, script) as layout, _alarm_stops():
+        ending = harness.supervise(config, layout, ui)
     return [attempt["outcome"] for attempt in ending.attempts] == ["stopped"]
 
 
 @contextmanager
-def _given_up_after(seconds: float) -> Iterator[None]:
-    """Sends two Ctrl-C after that time, once."""
+def _alarm_stops() -> Iterator[None]:
+    """SIGALRM sends two Ctrl-C to this process, which are for the supervisor: no timer may run before it handles them."""
 
     def twice(number: int, frame: FrameType | None) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.signal(signal.SIGALRM, twice)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
