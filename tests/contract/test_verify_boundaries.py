@@ -43,6 +43,18 @@ def test_what_a_scale_changes_may_differ_from_what_was_typed(run: RunLayout, ste
     assert notes.clean == clean
 
 
+@pytest.mark.parametrize(
+    ("name", "clean"), [("r-${dataset.name}-${scale.name}", True), ("r-${dataset.name}-${nobody.name}", False), ("r-fake", False)]
+)
+def test_a_name_composed_from_others_is_compared_as_it_reads(run: RunLayout, name: str, clean: bool) -> None:
+    """As the suites of `+matrix=failures` are named: Hydra stores the text with its interpolations."""
+    edit_json(run.config, lambda document: document["config"].update(suite_name="r-fake-paper"))
+    composed(suite_name=name)(run)
+    notes = FindingBuilder("x")
+    check_labels(Case(load(run)), notes)
+    assert notes.clean == clean, notes.finding("").message
+
+
 def test_retention_leaves_two_checkpoints_where_one_is_asked_for(tmp_path: Path) -> None:
     config = replace(config_of("blk", "kill", (9, 20), 1), checkpoint=CheckpointConfig(strategy="blocking", every=6, keep=1))
     run = RunBuilder(tmp_path / "blk", config).build()

@@ -5,6 +5,7 @@ A label changed consistently everywhere, with ids recomputed, contradicts nothin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
@@ -21,6 +22,7 @@ from ecrl_cli.verify.verification_input import Case
 
 _COMPOSED = "config.yaml"
 _MAX_COMPOSED = 2**18
+_INTERPOLATION = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 # Keys that neither a scale nor a variant changes: the values composed by Hydra are those of the run.
 _AS_TYPED = (
     *("seed", "threads", "precision", "dataset.name", "dataset.size", "dataset.augment"),
@@ -56,7 +58,7 @@ def _check_composed(case: Case, notes: FindingBuilder) -> None:
         return
     stored = read_json(case.run.layout.config)["config"]
     for key in (*_AS_TYPED, *_NAMES, *_unscaled(case.run.stored.config)):
-        ours, theirs = _at(stored, key), _at(composed, key)
+        ours, theirs = _at(stored, key), _resolved(composed, key)
         if None in (ours, theirs) or _alike(ours, theirs):
             continue
         text = f"{key} is {shown(str(ours))} in config.json, {shown(str(theirs))} in .hydra/{_COMPOSED}"
@@ -77,6 +79,12 @@ def _at(document: Any, key: str) -> Any:
     for name in key.split("."):
         document = document.get(name) if isinstance(document, Mapping) else None
     return document if isinstance(document, (str, int, float, bool)) else None
+
+
+def _resolved(composed: Any, key: str) -> Any:
+    """As `_at`, with each `${key}` in a text replaced by the value there: Hydra stores interpolations unresolved."""
+    value = _at(composed, key)
+    return _INTERPOLATION.sub(lambda found: str(_at(composed, found[1])), value) if isinstance(value, str) else value
 
 
 def _alike(ours: Any, theirs: Any) -> bool:
