@@ -40,7 +40,7 @@ class ForkServer:
         for pipe in (self._server.stdin, self._server.stdout):
             assert pipe is not None
             pipe.close()  # the server ends with its standard input
-        self._server.wait(60)
+        self._server.wait()
         self._folder.cleanup()
 
     def command(self, script: str, *words: str, ranks: int = 0) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ def serve(path: str) -> None:
         while True:
             ready, _, _ = select.select([listener, sys.stdin], [], [])
             if sys.stdin in ready:
-                return
+                os._exit(0)
             connection, _ = listener.accept()
             if os.fork() == 0:
                 listener.close()

@@ -220,7 +220,8 @@ def _start(line: dict[str, Any]) -> dict[str, Any]:
     """The state before the first step: digests as text, `entries` as a count."""
     digests = {name: _shortened(str(line[name])) for name in DIGESTS if line.get(name)}
     entries = None if line.get("entries") is None else _count(line["entries"])
-    return {**digests, "entries": entries, "lr": _rates(line), "watched": _watched(line)}
+    name = _shortened(str(line.get("digest") or ""))
+    return {**digests, "entries": entries, "lr": _rates(line), "watched": _watched(line), "digest": name}
 
 
 def _rates(line: Mapping[str, Any]) -> tuple[float, ...]:
