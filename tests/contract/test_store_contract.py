@@ -55,7 +55,7 @@ def visited(root: Path, mode: str, single: bool) -> list[str]:
     """The points that the save of step 40 passes."""
     points: list[str] = []
     store = store_with_history(root, mode, single)
-    store.points = points.append
+    store.crash_point = points.append
     commit(store, 40, single)
     store.close()
     return points
@@ -88,7 +88,7 @@ def crash_at(root: Path, mode: str, single: bool, point: str) -> bool:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def work(acknowledge: Callable[[], None]) -> None:
-        store = CheckpointStore(root / "checkpoints", config(mode), points=die)
+        store = CheckpointStore(root / "checkpoints", config(mode), crash_point=die)
         image = synthetic_image(1, 40, plan(single))
         saved = store.save(image, ATTEMPT)
         acknowledge()

@@ -15,7 +15,7 @@ from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.history.load import load
 from ecrl_cli.records.events import InjectedFault
 from ecrl_cli.records.layout import REFERENCES, RunLayout
-from ecrl_cli.verify.disturbance import disturbance, one_pass
+from ecrl_cli.verify.disturbance import disturbance, uninterrupted
 from ecrl_cli.verify.reference import References
 from ecrl_cli.verify.registry import run_checks
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
@@ -116,7 +116,7 @@ def test_a_copy_of_a_reference_is_no_second_witness(sweep: Path, made: Callable[
     build_blk(sweep, "buggy", bug_from=22)
     finding = found(verify_run(sweep / "buggy"), TRAJECTORY)
     assert "noise floor: not known, it takes two undisturbed runs beside this one" in finding.evidence
-    assert any(text.endswith("is a copy of a run that was counted: no second witness") for text in finding.evidence)
+    assert any(text.endswith("is a copy of a run that was counted: no second reference") for text in finding.evidence)
 
 
 def test_a_copy_of_the_run_itself_vouches_for_nothing(sweep: Path, tmp_path: Path) -> None:
@@ -182,10 +182,10 @@ DISTURBED: dict[str, tuple[Spoil, str]] = {
 def test_that_nothing_disturbed_a_run_is_shown_by_its_records(sweep: Path, name: str) -> None:
     spoil, why = DISTURBED[name]
     layout = RunLayout(sweep / "clean")
-    assert disturbance(load(layout)) == "" and one_pass(load(layout))
+    assert disturbance(load(layout)) == "" and uninterrupted(load(layout))
     spoil(layout)
     assert disturbance(load(layout)).startswith(why)
-    assert not one_pass(load(layout)) or name == "logs of an attempt on no record"
+    assert not uninterrupted(load(layout)) or name == "logs of an attempt on no record"
 
 
 def test_a_reference_that_began_anew_from_its_first_step_may_vouch(sweep: Path) -> None:
@@ -194,4 +194,4 @@ def test_a_reference_that_began_anew_from_its_first_step_may_vouch(sweep: Path) 
     shutil.copytree(layout.attempt(0).folder, layout.attempt(1).folder)
     attempts(layout, lambda a: a.insert(0, a[0] | {"outcome": "stopped", "exit_code": None}))
     attempts(layout, lambda a: a[1].update(attempt=1))
-    assert disturbance(load(layout)) == "attempt 0 stopped" and one_pass(load(layout))
+    assert disturbance(load(layout)) == "attempt 0 stopped" and uninterrupted(load(layout))

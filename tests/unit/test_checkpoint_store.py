@@ -134,7 +134,7 @@ def test_an_older_attempt_is_fenced_before_and_during_its_save(tmp_path: Path) -
         if point == "after_commit":
             new.claim(4)
 
-    old.points = newer_one_comes
+    old.crash_point = newer_one_comes
     with pytest.raises(Fenced):
         old.save(image(20), 3)
     assert names(new) == []
@@ -154,7 +154,7 @@ def test_a_fenced_writer_whose_stage_still_stands_does_not_rename_it(tmp_path: P
         if point == "before_stage_sync":
             (old.root / ".attempt").write_bytes(b'{"attempt":4}')
 
-    old.points = token_changes
+    old.crash_point = token_changes
     with pytest.raises(Fenced):
         old.save(image(20), 3)
     assert names(old) == [] and not leftovers(old)

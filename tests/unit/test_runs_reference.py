@@ -22,7 +22,7 @@ from ecrl_cli.report.model.inputs import run_inputs
 from ecrl_cli.runs import run as runs
 from ecrl_cli.runs.run import FINISHED, RunContext, RunResult
 from ecrl_cli.runs.run_plan import RunPlan, plan_reference, plan_run, reference_of, references
-from ecrl_cli.verify.disturbance import one_pass
+from ecrl_cli.verify.disturbance import uninterrupted
 from tests.runs.builder import RunBuilder, config_of
 
 STRUCK = config_of("blk", "kill", (9, 20), 1)
@@ -124,7 +124,7 @@ def test_a_struck_run_gets_its_reference_and_the_next_one_finds_it(recorded: Rec
     assert main(["train", *SHAPE, *KILLS, "run_dir=here/blk"]) == 0
     said = capsys.readouterr().err
     assert recorded.folders == ["custom", REFERENCES]
-    assert "reference: 1 undisturbed run(s) behind them" in said and "reference: an undisturbed run to hold blk against, in " in said
+    assert "reference: 1 undisturbed run(s) afterwards" in said and "reference: an undisturbed run to compare blk with, in " in said
     assert main(["train", *SHAPE, *KILLS, "checkpoint.keep=4", "run_dir=here/ovl"]) == 0
     assert main(["train", *SHAPE, *KILLS, "run_dir=here/blk"]) == 0
     assert recorded.folders == ["custom", REFERENCES, "custom"]
@@ -132,7 +132,7 @@ def test_a_struck_run_gets_its_reference_and_the_next_one_finds_it(recorded: Rec
     assert main(["verify", "here"]) == 0
     assert verdicts(capsys.readouterr().out) == {"blk": "valid", "ovl": "valid"}
     (reference,) = (tmp_path / "here" / REFERENCES).iterdir()
-    assert one_pass(load(RunLayout(reference))) and not {"blk", "ovl"} ^ {found.name for found in run_inputs([tmp_path / "here"])}
+    assert uninterrupted(load(RunLayout(reference))) and not {"blk", "ovl"} ^ {found.name for found in run_inputs([tmp_path / "here"])}
 
 
 def test_it_can_be_left_out_and_verify_trains_it_on_request(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:

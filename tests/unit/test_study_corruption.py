@@ -62,7 +62,7 @@ def tables_are_well_formed(found: Findings) -> None:
 
 
 def findings(found: list[Record]) -> Findings:
-    return STUDY.concluded(Results(StudyContext(StudyConfig(SMALL), Path()), found))
+    return STUDY.conclude(Results(StudyContext(StudyConfig(SMALL), Path()), found))
 
 
 def of_arm(setting: StudyContext, arm: str) -> list[Trial]:

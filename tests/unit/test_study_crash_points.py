@@ -35,7 +35,7 @@ PAYLOAD = Payload(1, 16_384, 8_192)
 
 
 def findings(found: list[Record]) -> Findings:
-    return STUDY.concluded(Results(StudyContext(StudyConfig(SMALL), Path()), found, "kind"))
+    return STUDY.conclude(Results(StudyContext(StudyConfig(SMALL), Path()), found, "kind"))
 
 
 def study_of(keys: CrashPoints, scratch: Path, seed: int = 7) -> PreparedStudy:

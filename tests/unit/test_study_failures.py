@@ -44,7 +44,7 @@ KILLS = ("kill@5.backward/0.4:1", "kill@4.load:0")
 
 def findings(keys: Any, found: list[Record]) -> Findings:
     study = failures.STUDY if isinstance(keys, Failures) else elastic.STUDY
-    return study.concluded(Results(StudyContext(StudyConfig(keys), Path()), found))
+    return study.conclude(Results(StudyContext(StudyConfig(keys), Path()), found))
 
 
 def failures_of(folder: Path, **keys: Any) -> Any:

@@ -184,7 +184,7 @@ def test_text_that_only_looks_deep_is_read() -> None:
 
 
 def findings(records: list[Record], whole: bool) -> Findings:
-    return STUDY.concluded(Results(StudyContext(StudyConfig(Hostile(every=1 if whole else 15)), Path()), records))
+    return STUDY.conclude(Results(StudyContext(StudyConfig(Hostile(every=1 if whole else 15)), Path()), records))
 
 
 def good(arm: str = "input") -> Record:

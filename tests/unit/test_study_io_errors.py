@@ -90,7 +90,7 @@ GOOD = [
 
 
 def findings(kept: list[Record]) -> Findings:
-    return STUDY.concluded(Results(StudyContext(StudyConfig(IoErrors()), Path()), kept))
+    return STUDY.conclude(Results(StudyContext(StudyConfig(IoErrors()), Path()), kept))
 
 
 def failed(kept: list[Record]) -> list[str]:

@@ -34,7 +34,7 @@ COURSE = LiveRunSpec("lossy_forward", 3, 0, "none", 0.0)
 
 
 def findings(config: LiveRecovery, found: list[Record]) -> Findings:
-    return STUDY.concluded(Results(StudyContext(StudyConfig(config), Path()), found))
+    return STUDY.conclude(Results(StudyContext(StudyConfig(config), Path()), found))
 
 
 def study_of(folder: Path, **keys: Any) -> Any:

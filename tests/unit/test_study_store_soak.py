@@ -156,7 +156,7 @@ def records(tmp_path: Path) -> list[Record]:
 
 
 def findings(kept: Sequence[Record]) -> Findings:
-    return STUDY.concluded(Results(StudyContext(StudyConfig(StoreSoak()), Path()), kept))
+    return STUDY.conclude(Results(StudyContext(StudyConfig(StoreSoak()), Path()), kept))
 
 
 def failed(kept: Sequence[Record]) -> dict[str, str]:

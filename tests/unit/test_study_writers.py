@@ -154,7 +154,7 @@ def test_every_module_that_decides_is_there_and_looks_at_no_clock(module: str) -
 
 
 def findings(records: list[Record]) -> Findings:
-    return STUDY.concluded(Results(StudyContext(StudyConfig(replace(SMALL, planted=True)), Path()), records))
+    return STUDY.conclude(Results(StudyContext(StudyConfig(replace(SMALL, planted=True)), Path()), records))
 
 
 def good(arm: str) -> Record:

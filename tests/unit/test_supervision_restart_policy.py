@@ -6,7 +6,7 @@ import pytest
 
 from ecrl_cli.records.events import Attempt, SupervisorSession
 from ecrl_cli.records.messages import RankError
-from ecrl_cli.supervision.attempts.restart_policy import counted, decide, restarts, without_gain
+from ecrl_cli.supervision.attempts.restart_policy import charged_attempts, decide, restarts, without_gain
 
 
 def attempt(number: int = 0, last_step: int | None = None, outcome: str = "died", session: int = 0, **how: int | None) -> Attempt:
@@ -100,9 +100,9 @@ def test_a_change_of_size_that_never_sticks_is_a_storm() -> None:
 def test_the_budget_outlives_a_killed_supervisor_and_is_new_when_a_person_starts_again() -> None:
     attempts = tuple(attempt(n, 10 * (n + 1), session=n) for n in range(3))
     ended, killed = SupervisorSession(0.0, 0.0, "b", 1.0), SupervisorSession(0.0, 0.0, "b")
-    assert len(counted(attempts, (killed, killed, killed))) == 3
-    assert len(counted(attempts, (ended, killed, killed))) == 2
-    assert len(counted(attempts, (killed, ended, killed))) == 1
+    assert len(charged_attempts(attempts, (killed, killed, killed))) == 3
+    assert len(charged_attempts(attempts, (ended, killed, killed))) == 2
+    assert len(charged_attempts(attempts, (killed, ended, killed))) == 1
 
 
 def test_what_went_down_with_its_supervisor_is_no_evidence_of_a_storm() -> None:

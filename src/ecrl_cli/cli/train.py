@@ -26,9 +26,9 @@ def train(argv: Sequence[str], *, debug: bool, say: Say) -> int:
         return 0
     if any(run.config.scale.name == "paper" for run in plan.runs.values()):
         say(estimate(plan))
-    if behind := [] if plan.engine else references(plan.runs.values()):
-        trained = human_seconds(sum(reference.estimate_s for reference in behind))
-        say(f"reference: {len(behind)} undisturbed run(s) behind them, to hold them against, roughly {trained}; reference=none leaves that out")
+    if to_train := [] if plan.engine else references(plan.runs.values()):
+        trained = human_seconds(sum(reference.estimate_s for reference in to_train))
+        say(f"reference: {len(to_train)} undisturbed run(s) afterwards, to compare them with, roughly {trained}; reference=none leaves them out")
     if not arguments.yes and plan.engine != "submitit_slurm":
         confirm_long_run(expected_seconds(plan), say)
     return _run(plan, debug=debug, as_json=arguments.json, say=say)

@@ -50,7 +50,7 @@ class FaultyRunStore(CheckpointStore):
         super().__init__(root, config)
         self._layout, self._left = layout, list(planned)
         self._faulty = FaultyRunFs(self.fs)
-        self.fs, self.points = self._faulty, self._reached
+        self.fs, self.crash_point = self._faulty, self._reached
         self._entry: PlannedFailure | None = None
         self._saving, self._slow = (0, 0), 0  # (step, attempt); number of saves still to be slowed down
 

@@ -13,14 +13,14 @@ from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs.run_plan import RunPlan, plan_reference
 from ecrl_cli.verify.disturbance import disturbance
-from ecrl_cli.verify.reference import References, bounded, witnesses
+from ecrl_cli.verify.reference import References, bounded, find_references
 from ecrl_cli.verify.verification_input import same_sizes
 from ecrl_cli.verify.verify_run import named
 
 
 def vouched(records: RunRecords, known: References, *, whole: bool) -> bool:
     """Whether a valid undisturbed run to compare with exists beside the run. `whole`: it must have the same world size at every step."""
-    return any(same_sizes(records, reference) or not whole for reference in witnesses(records, known).sound)
+    return any(same_sizes(records, reference) or not whole for reference in find_references(records, known).usable)
 
 
 def lacking(runs: Iterable[RunPlan], known: References) -> dict[Path, tuple[RunPlan, RunRecords]]:
@@ -58,4 +58,4 @@ def required(folder: Path, known: References) -> tuple[RunPlan, RunRecords] | st
 def announcement(where: Path, records: RunRecords) -> str:
     """The line printed before a reference is trained: where it goes and how long it may take, estimated by the run's own duration."""
     took = human_seconds(timeline(records).wall_s)
-    return f"reference: an undisturbed run to hold {records.layout.root.name} against, in {where}; at most about the {took} that the run took"
+    return f"reference: an undisturbed run to compare {records.layout.root.name} against, in {where}; at most about the {took} that the run took"

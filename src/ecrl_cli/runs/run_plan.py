@@ -47,22 +47,22 @@ class RunPlan:
 def plan_run(config: RunConfig, run_dir: Path, identity: str = "") -> RunPlan:
     """The plan of a run in `run_dir`. `identity`: its run id, if already known. ConfigError if a failure cannot be injected into this run."""
     estimate_s = seconds(config, gpu=visible_gpus() > 0 and config.device != "cpu")
-    made = RunPlan(config, RunLayout(run_dir), identity or run_id(config), reference_id(config), plan(config), estimate_s)
-    return replace(made, reference=_reference(made))
+    plan_without_reference = RunPlan(config, RunLayout(run_dir), identity or run_id(config), reference_id(config), plan(config), estimate_s)
+    return replace(plan_without_reference, reference=_reference(plan_without_reference))
 
 
-def _reference(made: RunPlan) -> RunPlan | None:
+def _reference(run_plan: RunPlan) -> RunPlan | None:
     """The reference's plan, or None if none is due.
 
     reference=auto: due if failures are planned, the recovery claims the exact trajectory, and the reference takes no longer than the run
     itself.
     """
-    config = made.config
-    due = config.reference == "always" or (config.reference == "auto" and bool(made.failures) and recovery_of(config).exact)
+    config = run_plan.config
+    due = config.reference == "always" or (config.reference == "auto" and bool(run_plan.failures) and recovery_of(config).exact)
     if not due:
         return None
-    reference = plan_reference(config, made.layout.root)
-    return reference if config.reference == "always" or reference.estimate_s <= made.estimate_s else None
+    reference = plan_reference(config, run_plan.layout.root)
+    return reference if config.reference == "always" or reference.estimate_s <= run_plan.estimate_s else None
 
 
 def plan_reference(config: RunConfig, run_dir: Path) -> RunPlan:

@@ -24,7 +24,7 @@ from ecrl_cli.records.messages import AttemptSpec, Progress
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.records.survivor_records import SURVIVED
 from ecrl_cli.supervision.attempts.checkpoint_reconciliation import reconcile_checkpoints, still_kept
-from ecrl_cli.supervision.attempts.restart_policy import Decision, counted, decide
+from ecrl_cli.supervision.attempts.restart_policy import Decision, charged_attempts, decide
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.attempts.supervisor_faults import WallClockFaults, inject_between_attempts, supervised_s
 from ecrl_cli.supervision.attempts.supervisor_record import SupervisorRecordWriter, refresh_run_config, step_range
@@ -97,15 +97,15 @@ class Supervisor:
         processes.sweep(processes.of_run(self._layout.root))
         self._listener = ControlServer(self._layout)
         if survivors_stay(self._config):
-            ahead = None if recovery_of(self._config).from_memory else self._prevalidator
-            self._worker_pool = WorkerPool(self._listener, self._config.supervision.spares, self._ui.note, ahead)
+            prevalidator = None if recovery_of(self._config).from_memory else self._prevalidator
+            self._worker_pool = WorkerPool(self._listener, self._config.supervision.spares, self._ui.note, prevalidator)
         for attempt in self._layout.attempts():  # all: an earlier supervisor may have been killed before it did so
             reconcile_checkpoints(self._layout, attempt, self._store)
         self._record_writer.begin()
         reached = any(a.outcome == "completed" for a in self._record_writer.record.attempts[-1:])
         decision = Decision("completed", "target reached") if reached else Decision("running", "")
         while decision.restart:
-            decision = self._attempt(lock)
+            decision = self._next_attempt(lock)
         record = self._record_writer.end(decision.status, decision.reason, tuple(self._stop.received()), self._writer.deaths)
         self._ui.ended(record)
         if decision.error:
@@ -128,7 +128,7 @@ class Supervisor:
             self._listener.close()
         self._store.close()
 
-    def _attempt(self, lock: RunLock) -> Decision:
+    def _next_attempt(self, lock: RunLock) -> Decision:
         """One attempt, from the choice of its checkpoint to the decision what follows."""
         if must_not_launch(self._stop, self._config, carried=bool(self._regroup.memory)):
             return self._stopped(self._stop.received()[0])
@@ -142,7 +142,7 @@ class Supervisor:
         lock.note(attempt.attempt)
         self._grace.check()
         self._ui.launched(attempt_spec)
-        ended = self._watch(attempt, attempt_spec)
+        ended = self._run_attempt(attempt, attempt_spec)
         self._regroup = self._plan_regroup(attempt_spec)
         if not ended.stopped_by and not self._regroup.memory:  # stop signal while survivors left; no attempt will continue with their state
             ended = replace(ended, stopped_by=self._stop.first)
@@ -177,7 +177,7 @@ class Supervisor:
         )
         return attempt, attempt_spec
 
-    def _watch(self, attempt: Attempt, attempt_spec: AttemptSpec) -> AttemptResult:
+    def _run_attempt(self, attempt: Attempt, attempt_spec: AttemptSpec) -> AttemptResult:
         supervision = self._config.supervision
         spec = LaunchSpec(
             layout=self._layout,
@@ -201,11 +201,11 @@ class Supervisor:
         logs, began = self._layout.attempt(attempt_spec.attempt), self._record_writer.record.sessions[-1].started_at
         faults = WallClockFaults(self._layout, attempt_spec.attempt, began, lambda: supervised_s(self._layout))
         context = WatchdogContext(self._heartbeats, supervision, attempt_spec, logs, saves, self._ui.note, faults, self._snapshots)
-        ended = self._watcher(self._running, attempt_spec, context).run(self._on_progress)
+        ended = self._monitor(self._running, attempt_spec, context).run(self._on_progress)
         self._running = None
         return ended
 
-    def _watcher(self, running: RunningAttempt, attempt_spec: AttemptSpec, context: WatchdogContext) -> AttemptMonitor:
+    def _monitor(self, running: RunningAttempt, attempt_spec: AttemptSpec, context: WatchdogContext) -> AttemptMonitor:
         assert self._listener is not None
         if self._worker_pool is None:
             return AttemptMonitor(running, attempt_spec.attempt, self._listener, self._stop, self._writer, context)
@@ -269,7 +269,7 @@ class Supervisor:
             return self._stopped(ended.stopped_by)
         record = self._record_writer.record
         planned = frozenset(fired.attempt for fired in read_fired(self._layout))
-        decision = decide(counted(record.attempts, record.sessions), self._config.supervision.max_restarts, ended.rank_error, planned)
+        decision = decide(charged_attempts(record.attempts, record.sessions), self._config.supervision.max_restarts, ended.rank_error, planned)
         if self._worker_pool and decision.restart:
             decision = replace(decision, reason=describe(decision.reason, attempt_spec.world_size, self._regroup))
         if resized and decision.restart:

@@ -70,7 +70,7 @@ class TrainLoop:
         if prepared := self.checkpoint_owed and self.checkpoint_due():
             self.clock.global_step = self.global_step  # the save's time counts for the step that it saves
             self.strategy.prepare()
-            self.save(remembered=True)
+            self.save(snapshot_taken=True)
         while self.global_step < self.end:
             self.step()
             if self.digests is not None:
@@ -91,12 +91,12 @@ class TrainLoop:
             self.strategy.confirm(self.global_step)
         return self.loss
 
-    def save(self, *, remembered: bool = False) -> None:
-        """Save a checkpoint. `remembered`: an earlier attempt did the step and it is in memory already, so no snapshot is taken."""
+    def save(self, *, snapshot_taken: bool = False) -> None:
+        """Save a checkpoint. `snapshot_taken`: an earlier attempt did the step and it is in memory already, so no snapshot is taken."""
         self.report(self.global_step, "saving", self.loss)
         self.heartbeat.phase("saving")
         self.injector.before_save(self.global_step)
-        if not remembered:
+        if not snapshot_taken:
             self.strategy.snapshot(self.progress())
         self.strategy.save(self.progress())
 
@@ -146,7 +146,7 @@ class TrainLoop:
         now = monotonic()
         due = self.digests is not None and self.digests.due(self.global_step)
         digests = self.train_state.rank_digests(self.progress()) if due else None
-        digested, settings = monotonic() - now, self.train_state.step_settings()
+        digest_s, settings = monotonic() - now, self.train_state.step_settings()
         line = RankLine(
             global_step=self.global_step,
             epoch=epoch,
@@ -168,7 +168,7 @@ class TrainLoop:
             growth_tracker=settings.growth_tracker,
         )
         if self.digests is not None:
-            self.digests.measured(now - began, digested)
+            self.digests.measured(now - began, digest_s)
         written = self.journal.append(line)
         self.line_chain = hashlib.sha256(self.line_chain.encode() + written).hexdigest()
 

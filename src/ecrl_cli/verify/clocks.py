@@ -21,7 +21,7 @@ SLEW = 0.1  # the highest rate at which a daemon slews a wall clock (chrony: 8.3
 STEPS, STEP_EVERY_S = 3, 600.0  # how often the wall clock may be set, or the machine suspended, in one run
 LATE, LATE_SHARE = 2, 0.02  # how many instants, and what share, may have had their second clock read late because the process was paused in between
 LARGE_STEP_S = 3600.0  # a clock wrong by this much is corrected once; it does not become wrong again
-WITNESSES = 16  # how many records before the end of a session are compared with it
+COMPARED_RECORDS = 16  # how many records before the end of a session are compared with it
 EARLIEST = 1_704_067_200.0  # 2024-01-01: earlier than any possible recording
 
 
@@ -117,7 +117,7 @@ def _check_ends(case: Case, by_clock: Mapping[str, list[Instant]], notes: Findin
         before = [each for each in by_clock.get(f"boot {session.boot_id[:8]}", []) if each.at < session.ended_at]
         if not before:
             continue
-        latest = sorted(before, key=lambda each: each.at)[-WITNESSES:]
+        latest = sorted(before, key=lambda each: each.at)[-COMPARED_RECORDS:]
         spans = [(session.ended_at - each.at, session.ended_time - each.time) for each in latest]
         took, by_wall = spans[-1]
         last = latest[-1]

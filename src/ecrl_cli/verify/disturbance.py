@@ -37,7 +37,7 @@ def disturbance(records: RunRecords) -> str:
     return _gap(records, attempts)
 
 
-def one_pass(records: RunRecords) -> bool:
+def uninterrupted(records: RunRecords) -> bool:
     """Whether the run can serve as a reference: nothing planned, nothing fired, and its steps done without interruption from the first.
 
     An interrupted earlier attempt does not matter if nothing of it was reused: the last attempt began with step 1.

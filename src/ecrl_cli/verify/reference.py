@@ -12,7 +12,7 @@ from ecrl_cli.history.extent import check_extent
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.records.run_config import StoredConfig, read_run_config
-from ecrl_cli.verify.disturbance import one_pass
+from ecrl_cli.verify.disturbance import uninterrupted
 from ecrl_cli.verify.registry import run_checks
 from ecrl_cli.verify.verdict import VALID, worst
 from ecrl_cli.verify.verification_input import Case, same_sizes
@@ -53,13 +53,13 @@ class References:
 
 
 @dataclass(frozen=True)
-class Witnesses:
-    """`sound`: references, best first. `doubts`: why others are not. `kin`: names of runs that must end in the same state but were disturbed
-    themselves."""
+class FoundReferences:
+    """`usable`: references, best first. `doubts`: why others are not. `disturbed_alike`: names of runs that must end in the same state but were
+    disturbed themselves."""
 
-    sound: tuple[RunRecords, ...] = ()
+    usable: tuple[RunRecords, ...] = ()
     doubts: tuple[str, ...] = ()
-    kin: tuple[str, ...] = ()
+    disturbed_alike: tuple[str, ...] = ()
 
 
 def bounded(layout: RunLayout) -> RunRecords:
@@ -69,27 +69,27 @@ def bounded(layout: RunLayout) -> RunRecords:
     return records
 
 
-def witnesses(run: RunRecords, known: References) -> Witnesses:
+def find_references(run: RunRecords, known: References) -> FoundReferences:
     """The runs beside `run`, and in the references folder there, that can serve as its reference."""
     found: dict[tuple[object, ...], RunRecords] = {}
-    doubts, kin = [], []
+    doubts, disturbed_alike = [], []
     for layout, stored in _alike(run, known):
         try:
             records = None if plan(stored.config) else bounded(layout)
         except (EcrlError, OSError):
             continue
-        if records is None or not one_pass(records):
-            kin.append(layout.root.name)
+        if records is None or not uninterrupted(records):
+            disturbed_alike.append(layout.root.name)
         elif not same_sizes(run, records) and stored.config.elastic.schedule:
             continue  # a run that changed its world size is no reference for one that does not
         elif origin(records) in (origin(run), *found):
-            doubts.append(f"{layout.root.name} is a copy of a run that was counted: no second witness")
+            doubts.append(f"{layout.root.name} is a copy of a run that was counted: no second reference")
         elif doubt := known.doubt(records):
             doubts.append(doubt)
         else:
             found[origin(records)] = records
     best = sorted(found.values(), key=lambda records: (not same_sizes(run, records), _preference(records)))
-    return Witnesses(tuple(best[:_MOST]), tuple(doubts), tuple(kin))
+    return FoundReferences(tuple(best[:_MOST]), tuple(doubts), tuple(disturbed_alike))
 
 
 def _alike(run: RunRecords, known: References) -> Iterator[tuple[RunLayout, StoredConfig]]:

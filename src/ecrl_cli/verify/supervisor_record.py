@@ -10,7 +10,7 @@ from ecrl_cli.history.lineage import furthest
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.records.events import TARGET_REACHED, Attempt, SkippedSnapshot, SupervisorRecord
 from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVED
-from ecrl_cli.supervision.attempts.restart_policy import counted, restarts
+from ecrl_cli.supervision.attempts.restart_policy import charged_attempts, restarts
 from ecrl_cli.verify.clocks import local_ranks
 from ecrl_cli.verify.metrics_cache import lacking
 from ecrl_cli.verify.rank_spans import ROUNDING_S
@@ -74,7 +74,7 @@ def _check_signals(record: SupervisorRecord, notes: FindingBuilder) -> None:
 
 def _check_budget(case: Case, record: SupervisorRecord, notes: FindingBuilder) -> None:
     """No supervisor restarts a run more often than allowed."""
-    spent, most = restarts(counted(record.attempts, record.sessions)), case.run.stored.config.supervision.max_restarts
+    spent, most = restarts(charged_attempts(record.attempts, record.sessions)), case.run.stored.config.supervision.max_restarts
     if spent > most:
         notes.broken(f"supervisor.json has {spent} restarts since the run was last started, supervision.max_restarts is {most}")
 

@@ -59,14 +59,14 @@ def _alone(case: Case, notes: FindingBuilder, again: str) -> Finding:
     for doubt in case.doubts:
         notes.missing(doubt)
     if not case.doubts:
-        notes.missing(f"not proven: {_nobody(case.kin)}; `ecrl verify --with-reference {case.run.layout.root.name}` runs one")
+        notes.missing(f"not proven: {_why_no_reference(case.disturbed_alike)}; `ecrl verify --with-reference {case.run.layout.root.name}` runs one")
     return notes.finding("", [f"disturbed: {disturbed}; {again}"])
 
 
-def _nobody(kin: tuple[str, ...]) -> str:
-    if not kin:
+def _why_no_reference(disturbed_alike: tuple[str, ...]) -> str:
+    if not disturbed_alike:
         return "no undisturbed run to compare with"
-    which = f"{kin[0]} and {len(kin) - 1} more share" if len(kin) > 1 else f"{kin[0]} shares"
+    which = f"{disturbed_alike[0]} and {len(disturbed_alike) - 1} more share" if len(disturbed_alike) > 1 else f"{disturbed_alike[0]} shares"
     return f"{which} its reference_id, and none of them is undisturbed"
 
 

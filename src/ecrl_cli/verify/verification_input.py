@@ -20,7 +20,7 @@ class Case:
 
     `reference`: the undisturbed run that this one must equal; `floor`: two such runs, whose difference is the noise floor. `seal_key`: the key
     that signed the seals, if given. `others`: further references, which must agree with the first. `doubts`: why other runs are no references.
-    `kin`: runs that must end in the same state but were disturbed too.
+    `disturbed_alike`: runs that must end in the same state but were disturbed too.
     """
 
     run: RunRecords
@@ -29,7 +29,7 @@ class Case:
     seal_key: bytes = b""
     others: tuple[RunRecords, ...] = ()
     doubts: tuple[str, ...] = ()
-    kin: tuple[str, ...] = ()
+    disturbed_alike: tuple[str, ...] = ()
 
     @cached_property
     def path(self) -> Lineage:

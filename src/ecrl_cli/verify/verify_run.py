@@ -8,8 +8,8 @@ from pathlib import Path
 from ecrl_cli.errors import EvidenceMissing, RunDirectoryError
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.layout import REFERENCES, RunLayout
-from ecrl_cli.verify.disturbance import one_pass
-from ecrl_cli.verify.reference import References, Witnesses, bounded, origin, witnesses
+from ecrl_cli.verify.disturbance import uninterrupted
+from ecrl_cli.verify.reference import FoundReferences, References, bounded, find_references, origin
 from ecrl_cli.verify.registry import run_checks
 from ecrl_cli.verify.verdict import Verdict
 from ecrl_cli.verify.verification_input import Case, same_sizes
@@ -23,10 +23,18 @@ def verify_run(run_dir: Path, reference: Path | None = None, known: References |
     """
     run = bounded(RunLayout(named(run_dir)))
     known = known or References()
-    beside = witnesses(run, known)
-    found = _given(run, reference, known) if reference else beside
-    chosen = found.sound[0] if found.sound else None
-    case = Case(run, chosen, _floor(run, beside.sound), others=found.sound[1:], doubts=found.doubts, kin=found.kin, seal_key=known.seal_key)
+    siblings = find_references(run, known)
+    references = _given_reference(run, reference, known) if reference else siblings
+    chosen = references.usable[0] if references.usable else None
+    case = Case(
+        run,
+        chosen,
+        _noise_floor(run, siblings.usable),
+        others=references.usable[1:],
+        doubts=references.doubts,
+        disturbed_alike=references.disturbed_alike,
+        seal_key=known.seal_key,
+    )
     return Verdict(run.layout.root.name, run.stored.run_id, called(chosen), run_checks(case))
 
 
@@ -43,7 +51,7 @@ def named(folder: Path) -> Path:
     return Path(os.path.normpath(folder.absolute()))
 
 
-def _given(run: RunRecords, reference: Path, known: References) -> Witnesses:
+def _given_reference(run: RunRecords, reference: Path, known: References) -> FoundReferences:
     """The run given as reference; RunDirectoryError if it cannot be one for `run`."""
     if reference.resolve() == run.layout.root.resolve():
         raise RunDirectoryError(str(reference), "is the run itself", "name another run of the same configuration without failures")
@@ -56,13 +64,13 @@ def _given(run: RunRecords, reference: Path, known: References) -> Witnesses:
         raise RunDirectoryError(str(reference), fact, "name a run of the same configuration without failures")
     if origin(records) == origin(run):
         raise RunDirectoryError(str(reference), "is a copy of the run itself", "name another run of the same configuration without failures")
-    if not one_pass(records):
-        return Witnesses((), (f"the reference {records.layout.root.name} was disturbed itself",))
+    if not uninterrupted(records):
+        return FoundReferences((), (f"the reference {records.layout.root.name} was disturbed itself",))
     doubt = known.doubt(records)
-    return Witnesses((), (doubt,)) if doubt else Witnesses((records,))
+    return FoundReferences((), (doubt,)) if doubt else FoundReferences((records,))
 
 
-def _floor(run: RunRecords, siblings: tuple[RunRecords, ...]) -> tuple[RunRecords, RunRecords] | None:
+def _noise_floor(run: RunRecords, siblings: tuple[RunRecords, ...]) -> tuple[RunRecords, RunRecords] | None:
     """Two undisturbed runs with the same world size at every step: like this run if there are two, else like its reference."""
     alike = [sibling for sibling in siblings if same_sizes(run, sibling)]
     others = [sibling for sibling in siblings if not same_sizes(run, sibling)]

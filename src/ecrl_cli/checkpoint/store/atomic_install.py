@@ -26,7 +26,7 @@ from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.storage.fs import Buffer, Fs
 from ecrl_cli.storage.writing import WriteMode, write_new
 
-Points = Callable[[str], None]
+CrashHook = Callable[[str], None]
 
 
 @dataclass
@@ -36,7 +36,7 @@ class CommitJob:
     fs: Fs
     root: Path
     mode: WriteMode
-    points: Points
+    crash_point: CrashHook
     pool: ThreadPoolExecutor
     image: CheckpointImage
     attempt: int
@@ -53,11 +53,11 @@ class CommitJob:
         return f"{STAGE_PREFIX}{self.image.stamp.global_step:08d}.{self.attempt}.{secrets.token_hex(4)}"
 
     def write(self, path: Path, data: Buffer, half: str = "") -> None:
-        write_new(self.fs, path, data, self.mode, (lambda: self.points(half)) if half else None)
+        write_new(self.fs, path, data, self.mode, (lambda: self.crash_point(half)) if half else None)
 
     def write_part(self, path: Path, name: str, data: Buffer) -> None:
         self.write(path, data, f"half_part:{name}")
-        self.points(f"after_part:{name}")
+        self.crash_point(f"after_part:{name}")
 
     def hashed(self, hasher: ImageHasher) -> dict[str, PartEntry]:
         """The entries of the written files; waits for their hashes."""
@@ -105,7 +105,7 @@ class GroupInstaller:
 
     def build(self) -> None:
         work = self.work
-        work.points("before_stage")
+        work.crash_point("before_stage")
         hasher = ImageHasher(work.image, work.pool)
         work.fs.mkdir(self.stage)
         self._made = True
@@ -114,21 +114,21 @@ class GroupInstaller:
         for name, data in work.image.documents.items():
             work.write_part(self.stage / name, name, data)
         manifest, commit = work.records(work.hashed(hasher))
-        work.points("before_manifest")
+        work.crash_point("before_manifest")
         work.write(self.stage / MANIFEST, manifest, "half_manifest")
-        work.points("before_commit")
+        work.crash_point("before_commit")
         work.write(self.stage / COMMIT, commit, "half_commit")
-        work.points("after_commit")
+        work.crash_point("after_commit")
         if work.mode.sync_directories:
-            work.points("before_stage_sync")
+            work.crash_point("before_stage_sync")
             work.fs.fsyncdir(self.stage)
 
     def install(self) -> None:
         if self.work.mode.atomic:
-            self.work.points("before_rename")
+            self.work.crash_point("before_rename")
             self.work.fs.rename(self.stage, self.target, replace=False)
         self._made = False
-        self.work.points("after_rename")
+        self.work.crash_point("after_rename")
 
     def undo(self, ours: Callable[[], bool] = _always) -> None:
         if self._made and (self.work.mode.atomic or ours()):
@@ -148,7 +148,7 @@ class SingleInstaller:
 
     def build(self) -> None:
         work, (data_path, sidecar_path) = self.work, [temporary for temporary, _ in self.names]
-        work.points("before_stage")
+        work.crash_point("before_stage")
         hasher = ImageHasher(work.image, work.pool)
         self._made.append(data_path)
         work.write_part(data_path, self.part.name, work.memory_of(self.part.name))
@@ -156,22 +156,22 @@ class SingleInstaller:
         assert work.commit is not None
         (train,) = work.image.documents.values()
         document = canonical_json({"commit": work.commit.document(), "manifest": encode(work.manifest), "train": train.decode()})
-        work.points("before_commit")
+        work.crash_point("before_commit")
         self._made.append(sidecar_path)
         work.write(sidecar_path, document, "half_commit")
-        work.points("after_commit")
+        work.crash_point("after_commit")
 
     def install(self) -> None:
         if self.work.mode.atomic:
-            self.work.points("before_rename")
+            self.work.crash_point("before_rename")
             self._inode = self.work.fs.stat(self.names[0][0]).st_ino
             for source, target in self.names:
                 self.work.fs.rename(source, target, replace=False)
                 self._made[self._made.index(source)] = target
                 if target == self.target:
-                    self.work.points("between_renames")
+                    self.work.crash_point("between_renames")
         self._made = []
-        self.work.points("after_rename")
+        self.work.crash_point("after_rename")
 
     def undo(self, ours: Callable[[], bool] = _always) -> None:
         for path in reversed(self._made):

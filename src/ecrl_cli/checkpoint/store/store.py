@@ -18,7 +18,7 @@ from ecrl_cli.checkpoint.format.hashing import ImageHasher, workers
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, TRASH_PREFIX
 from ecrl_cli.checkpoint.store import catalog
-from ecrl_cli.checkpoint.store.atomic_install import CommitJob, GroupInstaller, Installer, Points, SingleInstaller
+from ecrl_cli.checkpoint.store.atomic_install import CommitJob, CrashHook, GroupInstaller, Installer, SingleInstaller
 from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, ResumeChoice, entry_of
 from ecrl_cli.checkpoint.store.fencing import FencingToken
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport, verify_checkpoint
@@ -83,15 +83,15 @@ class Retired:
     commit_sha256: str | None
 
 
-def _no_point(name: str) -> None:
+def _no_crash_point(name: str) -> None:
     """The default crash hook: does nothing."""
 
 
 class CheckpointStore:
-    """Writes and chooses checkpoints under one `checkpoints/` folder. `points` is called at each of `names.CRASH_POINTS`."""
+    """Writes and chooses checkpoints under one `checkpoints/` folder. `crash_point` is called at each of `names.CRASH_POINTS`."""
 
-    def __init__(self, root: Path, config: StoreConfig | None = None, fs: Fs | None = None, points: Points = _no_point) -> None:
-        self.root, self.config, self.points = root, config or StoreConfig(), points
+    def __init__(self, root: Path, config: StoreConfig | None = None, fs: Fs | None = None, crash_point: CrashHook = _no_crash_point) -> None:
+        self.root, self.config, self.crash_point = root, config or StoreConfig(), crash_point
         self.fs = fs or (ThrottledFs(self.config.bytes_per_s) if self.config.bytes_per_s else PosixFs())
         self._fencing = FencingToken(self.fs, root)
         self._pool = ThreadPoolExecutor(workers(), thread_name_prefix="hash")
@@ -115,10 +115,10 @@ class CheckpointStore:
         began = monotonic()
         self._fencing.check(attempt)
         previous, key = self._previous(image.stamp.global_step), self.config.integrity.hmac_key
-        work = CommitJob(self.fs, self.root, self.config.mode, self.points, self._pool, image, attempt, previous, key)
-        installer: Installer = SingleInstaller(work) if image.parts[0].name.startswith("step_") else GroupInstaller(work)
-        if (already := self._already(work, installer.target)) is not None:
-            return replace(already, commit_s=monotonic() - began)
+        job = CommitJob(self.fs, self.root, self.config.mode, self.crash_point, self._pool, image, attempt, previous, key)
+        installer: Installer = SingleInstaller(job) if image.parts[0].name.startswith("step_") else GroupInstaller(job)
+        if (existing := self._existing(job, installer.target)) is not None:
+            return replace(existing, commit_s=monotonic() - began)
         try:
             installer.build()
             self._fencing.check(attempt)
@@ -127,8 +127,8 @@ class CheckpointStore:
             except StorageError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
-                if (already := self._already(work, installer.target)) is not None:
-                    return replace(already, commit_s=monotonic() - began)
+                if (existing := self._existing(job, installer.target)) is not None:
+                    return replace(existing, commit_s=monotonic() - began)
                 installer.install()
             self._sync_installed(installer.target, attempt)
         except StorageError:
@@ -137,32 +137,32 @@ class CheckpointStore:
         finally:
             with suppress(StorageError):
                 installer.undo(partial(self._owns, attempt))
-        self.points("after_root_sync")
-        assert work.commit is not None
-        self._verified[installer.target.name] = work.commit.self_sha256
-        write_s, hash_s = work.files_at - work.began, work.hashed_at - work.files_at
+        self.crash_point("after_root_sync")
+        assert job.commit is not None
+        self._verified[installer.target.name] = job.commit.self_sha256
+        write_s, hash_s = job.files_at - job.began, job.hashed_at - job.files_at
         commit_s = monotonic() - began - write_s - hash_s
-        return Saved(installer.target, work.commit.self_sha256, image.nbytes, write_s, commit_s, hash_s)
+        return Saved(installer.target, job.commit.self_sha256, image.nbytes, write_s, commit_s, hash_s)
 
     def update_pointers_and_retire(self, saved: Saved, image: CheckpointImage) -> tuple[Retired, ...]:
         """After the acknowledgement: update the pointers, then apply retention. Errors here do not make the saved checkpoint a failed one."""
-        self.points("before_pointer")
+        self.crash_point("before_pointer")
         self.pointer_error = None
         try:
             self.point(saved.path, {"epoch": image.stamp.epoch, "global_step": image.stamp.global_step, "world_size": image.stamp.world_size})
         except StorageError as error:  # pointers are only hints, and on a full disk retention must still run
             self.pointer_error = error
-        self.points("after_pointer")
+        self.crash_point("after_pointer")
         return self.retire()
 
     def point(self, path: Path, facts: dict[str, int]) -> None:
         """Point latest.json and latest_ok to `path`. They are hints: recovery lists the folder."""
         document = {"path": path.name, **facts, "timestamp": wall()}
         text = (json.dumps(document, sort_keys=True) + "\n").encode()
-        replace_small(self.fs, self.root / LATEST, text, self.config.mode, lambda: self.points("before_pointer_rename"))
-        self.points("between_pointers")
-        replace_link(self.fs, self.root / LATEST_OK, path.name, lambda: self.points("before_link_rename"))
-        self.points("before_pointer_sync")
+        replace_small(self.fs, self.root / LATEST, text, self.config.mode, lambda: self.crash_point("before_pointer_rename"))
+        self.crash_point("between_pointers")
+        replace_link(self.fs, self.root / LATEST_OK, path.name, lambda: self.crash_point("before_link_rename"))
+        self.crash_point("before_pointer_sync")
         self._sync(self.root)
 
     def retire(self) -> tuple[Retired, ...]:
@@ -213,7 +213,7 @@ class CheckpointStore:
     def close(self) -> None:
         self._pool.shutdown(wait=True)
 
-    def _already(self, work: CommitJob, target: Path) -> Saved | None:
+    def _existing(self, job: CommitJob, target: Path) -> Saved | None:
         """If the name is taken: the same state counts as saved, another valid one raises CheckpointConflict, anything else is quarantined."""
         entry = entry_of(target)
         if not any(self._exists(path) for path in entry.files):
@@ -224,13 +224,13 @@ class CheckpointStore:
         if report.manifest is None or not report.ok:
             self.quarantine(target)
             return None
-        if work.manifest is None:
-            work.records(ImageHasher(work.image, self._pool).entries())
-        if work.manifest is None or not same_state(report, work):
+        if job.manifest is None:
+            job.records(ImageHasher(job.image, self._pool).entries())
+        if job.manifest is None or not same_state(report, job):
             fact = f"{target.name} of attempt {report.attempt} holds another state"
             raise CheckpointConflict("checkpoints", fact, "nothing was overwritten; verify the run")
         assert report.commit_sha256 is not None
-        return Saved(target, report.commit_sha256, work.image.nbytes, 0.0, 0.0)
+        return Saved(target, report.commit_sha256, job.image.nbytes, 0.0, 0.0)
 
     def _owns(self, attempt: int) -> bool:
         try:
@@ -261,12 +261,12 @@ class CheckpointStore:
         return report.commit_sha256 if report.ok else None
 
     def _trash(self, entry: CheckpointEntry) -> None:
-        self.points("before_trash")
+        self.crash_point("before_trash")
         moved = catalog.quarantine(self.fs, entry, TRASH_PREFIX)
-        self.points("half_trash")
+        self.crash_point("half_trash")
         catalog.discard(self.fs, moved)
         self._verified.pop(entry.path.name, None)
-        self.points("after_trash")
+        self.crash_point("after_trash")
 
     def _exists(self, path: Path) -> bool:
         try:
@@ -292,9 +292,9 @@ class CheckpointStore:
             self.fs.fsyncdir(folder)
 
 
-def same_state(report: IntegrityReport, work: CommitJob) -> bool:
+def same_state(report: IntegrityReport, job: CommitJob) -> bool:
     """Whether both hold the same tensors. train.json may differ: it covers the attempt's own log lines."""
-    assert report.manifest is not None and work.manifest is not None
-    manifests = (report.manifest, work.manifest)
+    assert report.manifest is not None and job.manifest is not None
+    manifests = (report.manifest, job.manifest)
     one, other = ({name: entry for part in manifest.parts.values() for name, entry in part.tensors.items()} for manifest in manifests)
     return one == other

@@ -105,9 +105,9 @@ class Comparison:
         return 3 if all(only_unverified(gates, runs[suite]) for suite, gates in self.gates.items()) else 1
 
 
-def compare(found: Sequence[Run]) -> Comparison:
+def compare(recorded: Sequence[Run]) -> Comparison:
     """Compares the runs suite by suite; copies of a recording count once."""
-    runs, notes = without_copies(found)
+    runs, notes = without_copies(recorded)
     suites = list(dict.fromkeys(run.suite for run in runs))
     gates = {suite: gates_of([run for run in runs if run.suite == suite], runs) for suite in suites}
     return Comparison(tuple(runs), gates, tuple(arms_of(runs, lambda suite: all_passed(gates[suite]))), notes)

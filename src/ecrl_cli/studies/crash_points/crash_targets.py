@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ecrl_cli.checkpoint.format.names import CRASH_POINTS, MODEL, OPTIMIZER, RNG, TRAIN
-from ecrl_cli.checkpoint.store.atomic_install import Points
+from ecrl_cli.checkpoint.store.atomic_install import CrashHook
 from ecrl_cli.checkpoint.store.checkpoint_log import save_and_record
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.writer.server import Writer, die_of
@@ -92,11 +92,11 @@ class Save:
     call: int = -1
     planted: str = ""
 
-    def store(self, run: RunLayout, fs: Fs, points: Points) -> CheckpointStore:
+    def store(self, run: RunLayout, fs: Fs, crash_point: CrashHook) -> CheckpointStore:
         if not self.planted:
-            return CheckpointStore(run.checkpoints, store_config(self.mode), fs, points)
+            return CheckpointStore(run.checkpoints, store_config(self.mode), fs, crash_point)
         planted = next(planted for planted in PLANTED if planted.name == self.planted)
-        return planted.store(run.checkpoints, store_config(self.mode), fs, points)
+        return planted.store(run.checkpoints, store_config(self.mode), fs, crash_point)
 
 
 def save_once(run: RunLayout, save: Save, payload: Payload, passed: CrashPointCounter) -> None:

@@ -99,7 +99,7 @@ def _no_reason(context: StudyContext) -> str:
 class Arm:
     """One kind of trial: `trials` plans them, `run` runs one and returns its result as JSON values.
 
-    `run` leaves nothing in the scratch folder. An exception from it ends the study: a defect, never an outcome. `asked`: whether the study's keys
+    `run` leaves nothing in the scratch folder. An exception from it ends the study: a defect, never an outcome. `enabled`: whether the study's keys
     ask for this arm. `missing`: what this machine lacks for it; then it is skipped with that reason. `limit_s`: a longer trial is ended, and
     `overdue` is recorded as its result.
     """
@@ -107,12 +107,12 @@ class Arm:
     name: str
     trials: Callable[[StudyContext], Iterable[Trial]]
     run: Callable[[StudyContext, Trial], dict[str, Any]]
-    asked: Callable[[Any], bool] = lambda keys: True
+    enabled: Callable[[Any], bool] = lambda keys: True
     missing: Callable[[StudyContext], str] = _no_reason
     limit_s: float = 0.0
     overdue: dict[str, Any] = field(default_factory=dict)
 
-    def tried(self, context: StudyContext, trial: Trial) -> dict[str, Any]:
+    def run_within_limit(self, context: StudyContext, trial: Trial) -> dict[str, Any]:
         """Run `trial` within the arm's time limit; returns its result."""
         if not self.limit_s:
             return self.run(context, trial)
@@ -125,12 +125,12 @@ class Arm:
 
 
 def planted(keys: Any) -> bool:
-    """For `Arm.asked`: whether the study is to look for planted bugs."""
+    """For `Arm.enabled`: whether the study is to look for planted bugs."""
     return bool(keys.planted)
 
 
 def asked(arm: str) -> Callable[[Any], bool]:
-    """For `Arm.asked`: whether the key `arms` names `arm`."""
+    """For `Arm.enabled`: whether the key `arms` names `arm`."""
     return lambda keys: arm in keys.arms
 
 
@@ -185,7 +185,7 @@ class Study:
     def open(self, context: StudyContext) -> OpenStudy:
         return OpenStudy(self, context)
 
-    def concluded(self, results: Results) -> Findings:
+    def conclude(self, results: Results) -> Findings:
         """The findings from the records."""
         parts = [find(results) for find in self.findings]
         tables = [*(table for part in parts for table in part.tables), *(make(results) for make in self.tables)]
@@ -213,7 +213,7 @@ class OpenStudy:
 
     def __init__(self, study: Study, context: StudyContext) -> None:
         self._study, self._context = study, context
-        self._arms = [arm for arm in study.arms if arm.asked(context.keys)]
+        self._arms = [arm for arm in study.arms if arm.enabled(context.keys)]
 
     def plan(self) -> list[Trial]:
         """Every trial in execution order."""
@@ -224,10 +224,10 @@ class OpenStudy:
         return [*(Skip(arm, reason) for arm, reason in self._missing.items() if reason), *self._study.skips(self._context)]
 
     def run(self, trial: Trial) -> dict[str, Any]:
-        return self._arm(trial).tried(self._context, trial)
+        return self._arm(trial).run_within_limit(self._context, trial)
 
     def findings(self, records: Sequence[Record]) -> Findings:
-        return self._study.concluded(Results(self._context, records, self._study.fact))
+        return self._study.conclude(Results(self._context, records, self._study.fact))
 
     def close(self) -> None:
         """Release processes, mounts and memory, also after an interruption."""

@@ -37,7 +37,7 @@ def write(root: Path) -> None:
         if point == "before_rename":
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    with closing(CheckpointStore(layout.checkpoints, StoreConfig.of(stored.config, stored.run_id), points=stand_still)) as store:
+    with closing(CheckpointStore(layout.checkpoints, StoreConfig.of(stored.config, stored.run_id), crash_point=stand_still)) as store:
         store.claim(0)
         image = synthetic_image(stored.config.seed, STEP, synthetic_plan(4096, 2048), stored.run_id, restorable=True)
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STAGE_PREFIX, STEP_NAME, TRAIN
-from ecrl_cli.checkpoint.store.atomic_install import Points
+from ecrl_cli.checkpoint.store.atomic_install import CrashHook
 from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.checkpoint.store.store import StoreConfig
 from ecrl_cli.storage.fs import Fs
@@ -102,9 +102,9 @@ class Planted:
         """The file system with the bug; `fs` itself if the bug is elsewhere."""
         return self.make_fs(fs, root) if self.make_fs else fs
 
-    def store(self, root: Path, config: StoreConfig, fs: Fs, points: Points = lambda name: None) -> PlantedStore:
+    def store(self, root: Path, config: StoreConfig, fs: Fs, crash_point: CrashHook = lambda name: None) -> PlantedStore:
         """The broken store at `root`, on `fs`."""
-        made = self.make_store(root, config, self.wrapped(fs, root), points)
+        made = self.make_store(root, config, self.wrapped(fs, root), crash_point)
         made.look = self.examine
         return made
 

@@ -81,14 +81,14 @@ class _Reordered(PlantedStore):
         return self.done(work, installer)
 
     def begun(self, image: CheckpointImage, attempt: int) -> tuple[CommitJob, GroupInstaller | SingleInstaller]:
-        work = CommitJob(self.fs, self.root, self.config.mode, self.points, self._pool, image, attempt, self._previous(image.stamp.global_step))
+        work = CommitJob(self.fs, self.root, self.config.mode, self.crash_point, self._pool, image, attempt, self._previous(image.stamp.global_step))
         return work, SingleInstaller(work) if image.parts[0].name.startswith("step_") else GroupInstaller(work)
 
     def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         installer.build()
         installer.install()
         self._sync(self.root)
-        self.points("after_root_sync")
+        self.crash_point("after_root_sync")
 
     def done(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> Saved:
         assert work.commit is not None
@@ -165,7 +165,7 @@ class _Early(GroupInstaller):
     @override
     def build(self) -> None:
         work = self.work
-        work.points("before_stage")
+        work.crash_point("before_stage")
         hasher = ImageHasher(work.image, work.pool)
         work.fs.mkdir(self.stage)
         self.parts()
@@ -173,11 +173,11 @@ class _Early(GroupInstaller):
             work.fs.fsyncdir(self.stage)
         self.take_name()
         manifest, commit = work.records(hasher.entries())
-        work.points("before_manifest")
+        work.crash_point("before_manifest")
         work.write(self.stage / MANIFEST, manifest, "half_manifest")
-        work.points("before_commit")
+        work.crash_point("before_commit")
         work.write(self.stage / COMMIT, commit, "half_commit")
-        work.points("after_commit")
+        work.crash_point("after_commit")
 
     def parts(self) -> None:
         for part in self.work.image.parts:
@@ -187,9 +187,9 @@ class _Early(GroupInstaller):
 
     def take_name(self) -> None:
         if self.work.mode.atomic:
-            self.work.points("before_rename")
+            self.work.crash_point("before_rename")
             self.work.fs.rename(self.stage, self.target, replace=False)
-            self.work.points("after_rename")
+            self.work.crash_point("after_rename")
         self.stage = self.target
 
     @override
@@ -201,7 +201,7 @@ class RenamesBeforeTheManifest(_Reordered):
     def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         _Early(work).build()
         self._sync(self.root)
-        self.points("after_root_sync")
+        self.crash_point("after_root_sync")
 
 
 class CommitsBeforeTheParts(_Reordered):
@@ -210,18 +210,18 @@ class CommitsBeforeTheParts(_Reordered):
     def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         early = _Early(work)
         entries = ImageHasher(work.image, work.pool).entries()
-        work.points("before_stage")
+        work.crash_point("before_stage")
         work.fs.mkdir(early.stage)
         manifest, commit = work.records(entries)
         work.write(early.stage / MANIFEST, manifest, "half_manifest")
         work.write(early.stage / COMMIT, commit, "half_commit")
-        work.points("after_commit")
+        work.crash_point("after_commit")
         early.take_name()
         early.parts()
         if work.mode.sync_directories:
             work.fs.fsyncdir(early.target)
         self._sync(self.root)
-        self.points("after_root_sync")
+        self.crash_point("after_root_sync")
 
 
 class TrustsThePointer(_Reordered):
@@ -311,7 +311,7 @@ class OverwritesInPlace(_Reordered):
                 self.fs.unlink(installer.target / name)
         _fill(work, installer.target)
         self._sync(self.root)
-        self.points("after_root_sync")
+        self.crash_point("after_root_sync")
 
 
 def _fill(work: CommitJob, folder: Path) -> None:

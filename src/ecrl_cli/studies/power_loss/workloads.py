@@ -201,7 +201,7 @@ def _claimed(bench: Bench) -> None:
 
 class PublishedStore(CheckpointStore):
     def save(self, image: CheckpointImage, attempt: int) -> Saved:
-        work = CommitJob(self.fs, self.root, self.config.mode, self.points, self._pool, image, attempt, None)
+        work = CommitJob(self.fs, self.root, self.config.mode, self.crash_point, self._pool, image, attempt, None)
         folder = self.root / step_name(image.stamp.global_step)
         self.fs.mkdir(folder)
         for part in image.parts:

@@ -40,7 +40,7 @@ class Decision:
 
 
 def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: RankError | None, planned: frozenset[int] = frozenset()) -> Decision:
-    """What follows the last of `attempts`, which are those that `counted` returns.
+    """What follows the last of `attempts`, which are those that `charged_attempts` returns.
 
     `trouble`: the error that the first casualty reported before it ended. `planned`: the attempts in which a planned failure was injected.
 
@@ -99,7 +99,7 @@ def restarts(attempts: tuple[Attempt, ...]) -> int:
     return sum(before.outcome in RELAUNCHED for before in attempts[:-1])
 
 
-def counted(attempts: tuple[Attempt, ...], sessions: tuple[SupervisorSession, ...]) -> tuple[Attempt, ...]:
+def charged_attempts(attempts: tuple[Attempt, ...], sessions: tuple[SupervisorSession, ...]) -> tuple[Attempt, ...]:
     """The attempts that count against `max_restarts`: those since a person last started the run.
 
     A killed supervisor (no `ended_at`) passes its restart budget on to its successor. One that ended by itself reported why, and starting the
