@@ -58,4 +58,4 @@ def required(folder: Path, known: References) -> tuple[RunPlan, RunRecords] | st
 def announcement(where: Path, records: RunRecords) -> str:
     """The line printed before a reference is trained: where it goes and how long it may take, estimated by the run's own duration."""
     took = human_seconds(timeline(records).wall_s)
-    return f"reference: an undisturbed run to compare {records.layout.root.name} against, in {where}; at most about the {took} that the run took"
+    return f"reference: an undisturbed run to compare {records.layout.root.name} with, in {where}; at most about the {took} that the run took"

@@ -70,8 +70,8 @@ LIVE_BUGS: dict[str, tuple[str, str]] = {
     "a survivor report with a constant digest": (
         "ecrl_cli.training.in_place_session",
         """
-    witness = module.SurvivorReport
-    module.SurvivorReport = lambda *said: witness(*said[:6], "0" * 64, *said[7:])
+    survivor_report = module.SurvivorReport
+    module.SurvivorReport = lambda *said: survivor_report(*said[:6], "0" * 64, *said[7:])
 """,
     ),
     "the dead are not buried": ("ecrl_cli.records.heartbeat_table", "\n    module.HeartbeatTable.mark_dead = lambda self, rank: None\n"),
