@@ -97,7 +97,7 @@ STUDY = Study(
     description="Jobs written in other people's frameworks, killed and audited; planted recovery bugs that the audit must name.",
     arms=(
         Arm("recipes", _trials, _run),
-        Arm("planted", _planted_trials, _planted_run, asked=planted),
+        Arm("planted", _planted_trials, _planted_run, enabled=planted),
     ),
     tables=(
         TableSpec(
