@@ -36,9 +36,9 @@ from torchvision.models import resnet18
 from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.checkpoint.strategies.strategy import StrategyInputs, make_strategy
-from ecrl_cli.checkpoint.writer.protocol import listen
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.linux.unix_socket import listen
 from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout
