@@ -164,15 +164,15 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
     ),
     "everything begins anew": (
         """
-    from ecrl_cli.checkpoint.store.catalog import ResumeChoice
     from ecrl_cli.supervision import supervisor
+    from ecrl_cli.supervision.resume import ResumePlan
     choose = supervisor.choose
     def forget(layout, store, earlier, *rest):
         found = choose(layout, store, earlier, *rest)
         if earlier:
             for entry in store.entries():
                 store.quarantine(entry.path)
-        return ResumeChoice(None, found.rejected)
+        return ResumePlan(None, found.rejected)
     patch(supervisor, "choose", forget)
 """,
         NO_BAD,
@@ -186,7 +186,7 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
     def remove(layout, store, rejected):
         for each in rejected:
             shutil.rmtree(layout.root / each.path)
-    patch(supervisor, "set_aside", remove)
+    patch(supervisor, "quarantine_rejected", remove)
 """,
         NO_BAD,
         UNKNOWN,
@@ -247,7 +247,7 @@ HARMLESS = (
     "ecrl_cli.failures.registry",
     """
     from ecrl_cli.failures.faulty_store import FaultyRunStore
-    for name in module.kind_names():
+    for name in module.FAILURES.names():
         kind = type(module.fault_kind(name))
         kind.inject = lambda self, context: context.output
         if kind.__name__ in ("FullDisk", "FailedSync"):

@@ -83,12 +83,12 @@ def number(script: str, bug: str) -> int:
 @pytest.mark.parametrize(
     ("recipe", "bug", "blamed"),
     [
-        ("accumulation and scaler", "scale", "scaler"),
+        pytest.param("accumulation and scaler", "scale", "scaler", marks=pytest.mark.slow),
         ("DDP and DCP", "empty optimizer", "optimizer"),
-        ("StatefulDataLoader", "loader not saved", "position"),
+        pytest.param("StatefulDataLoader", "loader not saved", "position", marks=pytest.mark.slow),
         ("Lightning", "plain loader", "position"),
         ("HF Trainer", "generators lost", "generators"),
-        ("Accelerate", "nothing skipped", "position"),
+        pytest.param("Accelerate", "nothing skipped", "position", marks=pytest.mark.slow),
         ("Streaming", "position", "position"),
     ],
 )

@@ -420,7 +420,7 @@ def test_every_gate_passes_and_can_fail(records: list[Record]) -> None:
     off = {"score": 30.0}
     assert failed(bent(records, "check", lambda found: found | off, "rollback: interval 1 M, checkpoint 0.1")) == {"closed form"}
     assert failed(bent(records, "two minutes", lambda found: found | off, "published")) == {"two minutes"}
-    assert failed(bent(records, "check", lambda found: found | {"score": 0.1}, "a restart is never")) == {"planted: a restart never fails"}
+    assert failed(bent(records, "check", lambda found: found | {"score": 0.1}, "a restart never fails")) == {"planted: a restart never fails"}
 
     def dear(found: dict[str, Any]) -> dict[str, Any]:
         return {"rows": [row | {"mean": 2.0, "low": 1.9, "high": 2.1} for row in found["rows"]], "pairs": found["pairs"]}
