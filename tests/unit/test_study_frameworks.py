@@ -86,7 +86,7 @@ def number(script: str, bug: str) -> int:
         pytest.param("accumulation and scaler", "scale", "scaler", marks=pytest.mark.slow),
         ("DDP and DCP", "empty optimizer", "optimizer"),
         pytest.param("StatefulDataLoader", "loader not saved", "position", marks=pytest.mark.slow),
-        ("Lightning", "plain loader", "position"),
+        pytest.param("Lightning", "plain loader", "position", marks=pytest.mark.slow),
         ("HF Trainer", "generators lost", "generators"),
         pytest.param("Accelerate", "nothing skipped", "position", marks=pytest.mark.slow),
         ("Streaming", "position", "position"),
