@@ -24,8 +24,8 @@ quickstart: $(READY)  ## train, kill, recover, verify and report on the embedded
 	$(ECRL) verify $(OUT)
 	$(ECRL) report $(OUT)
 
-test: $(READY)  ## the whole test suite, three files at once: on two cores one mostly waits for processes
-	$(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+test: $(READY)  ## the whole test suite, on two cores at once
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-capabilities: $(READY)  ## the quick tests that compare bits, as two other kinds of processor compute them
 	$(VENV)/bin/python -m tests.environments --capabilities
