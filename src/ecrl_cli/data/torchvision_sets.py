@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,24 @@ def _check_labels(config: DatasetConfig, images: int, labels: Labels, classes: i
         raise DatasetError("dataset.root", fact, "restore the files")
 
 
-class ImageFolderWithIDs(SampleSet):
+class _ReadOneByOne(SampleSet):
+    """A data set of torchvision's, `_inner`, whose samples are made one at a time."""
+
+    _inner: Any
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def fetch(self, ids: Ids) -> tuple[Pixels, Labels]:
+        images, labels = zip(*(self._one(int(sample_id)) for sample_id in ids), strict=True)
+        return np.stack(images), np.array(labels, dtype=np.int64)
+
+    @abstractmethod
+    def _one(self, sample_id: int) -> tuple[Pixels, int]:
+        """Pixels (c, h, w) and the label of one sample."""
+
+
+class ImageFolderWithIDs(_ReadOneByOne):
     """root/imagefolder/CLASS/... (or root/imagefolder/train/CLASS/...), every image resized to `image_size` square, read on demand.
 
     A sample id is the index in torchvision's order: classes by name, files by path.
@@ -69,13 +87,6 @@ class ImageFolderWithIDs(SampleSet):
         self._inner = datasets.ImageFolder(str(preflight.image_folder(config)), transform=transforms.Resize((side, side)))
         self.traits = DatasetInfo("imagefolder", len(self._inner.classes), (3, side, side), IMAGENET_MEAN, IMAGENET_STD)
 
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def fetch(self, ids: Ids) -> tuple[Pixels, Labels]:
-        images, labels = zip(*(self._one(int(sample_id)) for sample_id in ids), strict=True)
-        return np.stack(images), np.array(labels, dtype=np.int64)
-
     def _one(self, sample_id: int) -> tuple[Pixels, int]:
         try:
             image, label = self._inner[sample_id]
@@ -85,7 +96,7 @@ class ImageFolderWithIDs(SampleSet):
         return np.asarray(image).transpose(2, 0, 1), label
 
 
-class FakeDataWithIDs(SampleSet):
+class FakeDataWithIDs(_ReadOneByOne):
     """`size` images of noise, generated at each fetch from the sample id.
 
     torchvision's __getitem__ seeds the global RNG and restores the CPU's state but not the GPUs', which would change a run's dropout;
@@ -97,13 +108,6 @@ class FakeDataWithIDs(SampleSet):
         half = (0.5,) * config.channels
         self.traits = DatasetInfo("fake", config.classes, shape, mean=half, std=half)
         self._inner = datasets.FakeData(config.size, shape, config.classes)
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def fetch(self, ids: Ids) -> tuple[Pixels, Labels]:
-        images, labels = zip(*(self._one(int(sample_id)) for sample_id in ids), strict=True)
-        return np.stack(images), np.array(labels, dtype=np.int64)
 
     def _one(self, sample_id: int) -> tuple[Pixels, int]:
         generator = torch.Generator().manual_seed(sample_id + self._inner.random_offset)

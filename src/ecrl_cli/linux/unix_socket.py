@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,14 +21,7 @@ def short_address(path: Path) -> Iterator[str]:
 
 def bind(path: Path) -> socket.socket:
     """A stream socket bound to `path`, where nothing may be."""
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with short_address(path) as address:
-            bound.bind(address)
-    except OSError:
-        bound.close()
-        raise
-    return bound
+    return _opened(path, socket.socket.bind)
 
 
 def listen(path: Path, backlog: int = 8) -> socket.socket:
@@ -41,11 +34,16 @@ def listen(path: Path, backlog: int = 8) -> socket.socket:
 
 def connect(path: Path) -> socket.socket:
     """A socket connected to `path`; OSError if no process listens."""
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    return _opened(path, socket.socket.connect)
+
+
+def _opened(path: Path, begin: Callable[[socket.socket, str], None]) -> socket.socket:
+    """A stream socket that `begin` was called on with the address of `path`; closed where that fails."""
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with short_address(path) as address:
-            connected.connect(address)
+            begin(opened, address)
     except OSError:
-        connected.close()
+        opened.close()
         raise
-    return connected
+    return opened
