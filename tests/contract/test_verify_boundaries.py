@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from dataclasses import replace
@@ -50,6 +51,16 @@ def test_a_name_composed_from_others_is_compared_as_it_reads(run: RunLayout, nam
     """As the suites of `+matrix=failures` are named: Hydra stores the text with its interpolations."""
     edit_json(run.config, lambda document: document["config"].update(suite_name="r-fake-paper"))
     composed(suite_name=name)(run)
+    notes = FindingBuilder("x")
+    check_labels(Case(load(run)), notes)
+    assert notes.clean == clean, notes.finding("").message
+
+
+@pytest.mark.parametrize(("written", "clean"), [("${verbose}", True), ("${quiet}", False), ("${oc.env:AUGMENT}", True)])
+def test_a_value_taken_from_another_key_is_compared_by_its_type(run: RunLayout, written: str, clean: bool) -> None:
+    """Only a resolver knows what `${oc.env:...}` was: it contradicts nothing."""
+    augment = json.loads(run.config.read_text())["config"]["dataset"]["augment"]
+    composed(dataset__augment=written, verbose=augment, quiet=not augment)(run)
     notes = FindingBuilder("x")
     check_labels(Case(load(run)), notes)
     assert notes.clean == clean, notes.finding("").message

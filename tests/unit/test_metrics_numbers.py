@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ecrl_cli.errors import RecordError
+from ecrl_cli.history.lineage import lineage
 from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.metrics.cache import differences
@@ -69,9 +70,11 @@ def test_metrics_of_an_earlier_version_may_differ_in_rounding_alone(tmp_path: Pa
 
 def test_the_published_clock_does_not_reach_over_a_boot(tmp_path: Path) -> None:
     layout = build_blk(tmp_path)
-    assert goodput_published_clock(load(layout)) is not None
+    run = load(layout)
+    assert goodput_published_clock(run, lineage(run)) is not None
     edit_json(layout.supervisor, lambda s: s["sessions"].append(s["sessions"][0] | {"boot_id": "other"}))
-    assert goodput_published_clock(load(layout)) is None
+    run = load(layout)
+    assert goodput_published_clock(run, lineage(run)) is None
 
 
 def test_a_run_without_its_end_has_no_final_state(tmp_path: Path) -> None:

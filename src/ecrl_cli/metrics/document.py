@@ -39,7 +39,7 @@ def metrics_document(records: RunRecords) -> dict[str, Any]:
         "wall_s": times.wall_s,
         "absent_s": times.absent_s,
         "goodput": goodput(path, times),
-        "goodput_published_clock": goodput_published_clock(records),
+        "goodput_published_clock": goodput_published_clock(records, path),
         "seconds": times.seconds | {"residual": times.residual_s},
         "checkpoints": account(records).document(),
         "snapshots": snapshots(records),
@@ -112,7 +112,7 @@ def goodput(path: Lineage, account: Timeline) -> float:
     return committed_steps(path) / account.wall_s if account.wall_s > 0 else 0.0
 
 
-def goodput_published_clock(records: RunRecords) -> float | None:
+def goodput_published_clock(records: RunRecords, path: Lineage) -> float | None:
     """Committed steps over the time from rank 0's first line to its last: the first launch is free, restarts are charged.
 
     The clock of the published artefact, for comparison only. None if rank 0 logged fewer than two lines or there was a reboot.
@@ -121,4 +121,4 @@ def goodput_published_clock(records: RunRecords) -> float | None:
     boots = {session.boot_id for session in records.sessions}
     if len(instants) < 2 or len(boots) > 1 or max(instants) <= min(instants):
         return None
-    return committed_steps(lineage(records)) / (max(instants) - min(instants))
+    return committed_steps(path) / (max(instants) - min(instants))

@@ -181,7 +181,8 @@ def _stats(path: Path) -> list[list[Any]]:
 
 @cache
 def source_sha256() -> str:
-    """SHA-256 over names and contents: revisions that differ only in documents give the same digest, dirty trees that differ in code do not."""
+    """SHA-256 over the names and contents of ECRL's source files: revisions that differ only in documents give the same digest, dirty trees that
+    differ in code do not."""
     root = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

@@ -38,7 +38,7 @@ class AttemptLayout:
 
     @property
     def launch(self) -> Path:
-        """The parameters of this attempt: see `records.attempt_spec.AttemptSpec`."""
+        """The parameters of this attempt: see `records.messages.AttemptSpec`."""
         return self.folder / "launch.json"
 
     @property
@@ -64,7 +64,7 @@ class AttemptLayout:
         return self.folder / f"ledger_rank{rank}.jsonl"
 
     def restored(self, rank: int) -> Path:
-        """The rank's state right after it was restored: see `records.rank_state.RestoredState`."""
+        """The rank's state right after it was restored: see `records.state_digests.RestoredState`."""
         return self.folder / f"restored_rank{rank}.json"
 
     def ranks(self) -> list[int]:

@@ -94,7 +94,7 @@ class AttemptSpec:
     allocation that did not answer before the launch.
 
     `continues`, `memory`, `origins`, `joined`, `snapshot_sha256`: see `Attempt`. If `memory` is `survivors`, the lowest rank that is not in
-    `joined` holds the state. `restored_digests`: each rank that resumes records the state it then holds (`records.rank_state.RestoredState`);
+    `joined` holds the state. `restored_digests`: each rank that resumes records the state it then holds (`records.state_digests.RestoredState`);
     False in older records. `at`, `time`, `boot_id`: when this file was written (monotonic and wall seconds) and the boot of the monotonic
     clock; 0 and empty in older records.
     """

@@ -19,7 +19,7 @@ from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.metrics.disk import sampled
 from ecrl_cli.metrics.document import metrics_document
-from ecrl_cli.records.events import SupervisorRecord
+from ecrl_cli.records.events import TARGET_REACHED, SupervisorRecord
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
@@ -91,7 +91,7 @@ def _run(planned: RunPlan, context: RunContext) -> RunResult:
     if completed(layout):  # completed, but killed before metrics.json was written
         with run_lock(layout):
             write_metrics(layout, load(layout))  # no seal: the records may have been changed since the run ended
-        return RunResult(0, "completed", "target reached")
+        return RunResult(0, "completed", TARGET_REACHED)
     if not planned.checked:
         prepare(planned.config.dataset, say)
     if layout.config.exists():

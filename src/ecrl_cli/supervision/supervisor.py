@@ -17,7 +17,7 @@ from ecrl_cli.failures.fault_log import read_fired
 from ecrl_cli.failures.plan import read_plan
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.events import Attempt, SupervisorRecord
+from ecrl_cli.records.events import TARGET_REACHED, Attempt, SupervisorRecord
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import AttemptSpec, Progress
@@ -103,7 +103,7 @@ class Supervisor:
             reconcile_checkpoints(self._layout, attempt, self._store)
         self._record_writer.begin()
         reached = any(a.outcome == "completed" for a in self._record_writer.record.attempts[-1:])
-        decision = Decision("completed", "target reached") if reached else Decision("running", "")
+        decision = Decision("completed", TARGET_REACHED) if reached else Decision("running", "")
         while decision.restart:
             decision = self._next_attempt(lock)
         record = self._record_writer.end(decision.status, decision.reason, tuple(self._stop.received()), self._writer.deaths)

@@ -74,9 +74,7 @@ def _iterate(ddp: DistributedDataParallel, warm_up: WarmUp) -> None:
         fact = f"is false, and {len(missing)} parameter(s) take no part in the loss ({names})"
         raise ConfigError("ddp.find_unused_parameters", fact, "set ddp.find_unused_parameters=true, or take them out of the model")
     model.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for buffer, value in zip(model.buffers(), before, strict=True):
-            buffer.copy_(value)
+    put_back(model.buffers(), before)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from ecrl_cli.config.fault_spec import STARTING
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.registry import recorded_kind
-from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
@@ -136,7 +135,7 @@ def _boot(case: Case, a: Attempt) -> str | None:
 
 def _check_due(case: Case, fired: InjectedFault, entry: PlannedFailure, a: Attempt, notes: FindingBuilder) -> None:
     """It did not fire before its supervised time had passed."""
-    windows = timeline(case.run).windows
+    windows = case.timeline.windows
     if 0 <= a.session < len(windows):
         lived = sum(end - start for start, end in windows[: a.session]) + fired.at - windows[a.session][0]
         if lived < entry.seconds - _DUE_SLACK_S:

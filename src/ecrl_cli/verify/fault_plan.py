@@ -10,7 +10,6 @@ from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.failures.fault_kind import how_it_ended
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.failures.registry import recorded_kind
-from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.records.survivor_records import SURVIVED, SURVIVORS
 from ecrl_cli.verify.fault_effects import check_effect, check_writer_deaths, ends_attempt
@@ -60,7 +59,7 @@ def _not_reached(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str
     waiting = [entry for entry in unfired if entry.moment == "wall"]
     if not waiting or case.run.supervisor is None:
         return {}
-    lived = timeline(case.run).wall_s
+    lived = case.timeline.wall_s
     reason = f"did not fire: the run was over after {lived:.3f} s of supervised time"
     return {entry.index: f"entry {entry.index} (due after {entry.seconds:.3f} s) {reason}" for entry in waiting if entry.seconds > lived - _SLACK_S}
 
@@ -69,7 +68,7 @@ def _hit_nobody(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]
     """Entries that never fired because their rank had died by their wall time and no later attempt replaced it: by index, with a description."""
     if not recovery_of(case.run.stored.config).shrinks:
         return {}
-    windows, reasons = timeline(case.run).windows, {}
+    windows, reasons = case.timeline.windows, {}
     for entry in (each for each in unfired if each.moment == "wall"):
         late = [a for a in case.attempts if _lived_until(a, windows) > entry.seconds + _SLACK_S]
         if late and all(a.world_size <= entry.rank for a in late):
@@ -125,7 +124,7 @@ def _died_in(case: Case, attempt: int, entry: PlannedFailure) -> bool:
 
 def _check_repeats(case: Case, by_index: dict[int, PlannedFailure], notes: FindingBuilder) -> None:
     """No attempt died again of a fault that had fired in another attempt."""
-    hit = _struck(case, by_index)
+    hit = _ended_by_plan(case, by_index)
     for a in case.attempts:
         for fired in case.run.fired:
             entry = by_index.get(fired.index)
@@ -134,7 +133,7 @@ def _check_repeats(case: Case, by_index: dict[int, PlannedFailure], notes: Findi
                 notes.broken(f"entry {fired.index} fired in attempt {fired.attempt} and attempt {a.attempt} died of it again")
 
 
-def _struck(case: Case, by_index: dict[int, PlannedFailure]) -> set[int]:
+def _ended_by_plan(case: Case, by_index: dict[int, PlannedFailure]) -> set[int]:
     """The attempts that a planned fault was to end."""
     return {f.attempt for f in case.run.fired if f.index not in by_index or ends_attempt(by_index[f.index], case)}
 
@@ -150,6 +149,6 @@ def _looks_like(case: Case, a: Attempt, fired: InjectedFault) -> bool:
 
 def _unplanned(case: Case, by_index: dict[int, PlannedFailure]) -> list[str]:
     """Unplanned deaths: no broken promise, but reported as evidence."""
-    hit = _struck(case, by_index)
+    hit = _ended_by_plan(case, by_index)
     ends = {"died": "died unplanned", "hung": "hung unplanned", SURVIVED: "outlived an unplanned death"}
     return [f"attempt {a.attempt} {ends[a.outcome]}: {how_it_ended(a)}" for a in case.attempts if a.outcome in ends and a.attempt not in hit]

@@ -82,9 +82,15 @@ def _at(document: Any, key: str) -> Any:
 
 
 def _resolved(composed: Any, key: str) -> Any:
-    """As `_at`, with each `${key}` in a text replaced by the value there: Hydra stores interpolations unresolved."""
+    """As `_at`, with each `${key}` replaced by the value there, since Hydra stores interpolations unresolved: a text that is nothing else takes the
+    value's type. None for what only a resolver can tell (`${oc.env:SEED}`)."""
     value = _at(composed, key)
-    return _INTERPOLATION.sub(lambda found: str(_at(composed, found[1])), value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    if whole := _INTERPOLATION.fullmatch(value):
+        return _at(composed, whole[1])
+    text = _INTERPOLATION.sub(lambda found: str(_at(composed, found[1])), value)
+    return None if "${" in text else text
 
 
 def _alike(ours: Any, theirs: Any) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 from ecrl_cli.errors import EcrlError, RecordError, shown
 from ecrl_cli.history.lineage import lines_of
 from ecrl_cli.history.load import RunRecords
-from ecrl_cli.history.timeline import timeline
 from ecrl_cli.metrics.cache import NewerMetrics, differences
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.events import CHECKPOINT_ENDS
@@ -84,7 +83,7 @@ def lacking(case: Case) -> str:
 
 
 def _counted_again(case: Case) -> dict[str, Any]:
-    wall, steps = timeline(case.run).wall_s, sum(len(segment.steps()) for segment in case.path.segments)
+    wall, steps = case.timeline.wall_s, sum(len(segment.steps()) for segment in case.path.segments)
     counted: dict[str, Any] = {"committed_steps": steps, "wall_s": wall, "goodput": steps / wall if wall > 0 else 0.0}
     return counted | ({"restarts": case.run.supervisor.restarts} if case.run.supervisor else {})
 

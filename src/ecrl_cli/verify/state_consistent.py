@@ -17,19 +17,19 @@ from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 PROMISE = "state-consistent"
-TENSORS = ("parameters", "buffers", "optimizer")
+_TENSORS = ("parameters", "buffers", "optimizer")
 
 
 def state_consistent(case: Case) -> Finding:
     """Needs no reference: a difference between ranks, or from the configuration, is wrong whatever happened to the run."""
     notes = FindingBuilder(PROMISE)
-    steps = check_steps(case, notes)
+    steps = _check_steps(case, notes)
     lines = check_settings(case, notes)
     documents = check_documents(case, notes)
-    stored = check_checkpoints(case, notes)
-    ended = check_end(case, notes)
-    check_survivors(case, notes)
-    check_due(case, notes)
+    stored = _check_checkpoints(case, notes)
+    ended = _check_end(case, notes)
+    _check_survivors(case, notes)
+    _check_due(case, notes)
     texts = [
         f"ranks agree behind {steps} steps" + (" and at the end" if ended else ""),
         f"the learning rate on {lines} lines is the schedule's",
@@ -38,7 +38,7 @@ def state_consistent(case: Case) -> Finding:
     return notes.finding("; ".join(texts), checked=bool(steps or lines or documents or ended))
 
 
-def check_steps(case: Case, notes: FindingBuilder) -> int:
+def _check_steps(case: Case, notes: FindingBuilder) -> int:
     """Compare ranks in the committed steps; returns after how many steps the digests of two or more ranks were compared."""
     claimed, by_step = equal_on_ranks(case.run), dict[int, dict[int, Values]]()
     for segment in case.path.segments:
@@ -57,7 +57,7 @@ def _apart(ranks: dict[int, Values]) -> dict[int, list[str]]:
     return {rank: names for rank, values in sorted(ranks.items()) if (names := differing(first, values))}
 
 
-def check_due(case: Case, notes: FindingBuilder) -> None:
+def _check_due(case: Case, notes: FindingBuilder) -> None:
     """Every digest due by the configuration is on record, and the interval follows from the measured times."""
     config, interval = case.run.stored.config, case.run.digest_interval
     if not recorded_by_rank(config) or not digests_configured(config):
@@ -84,7 +84,7 @@ def check_due(case: Case, notes: FindingBuilder) -> None:
                 )
 
 
-def check_checkpoints(case: Case, notes: FindingBuilder) -> int:
+def _check_checkpoints(case: Case, notes: FindingBuilder) -> int:
     """Each checkpoint holds what the ranks logged after its step; returns how many were compared."""
     compared = 0
     for c in case.disk:
@@ -115,7 +115,7 @@ def differing_components(due: Mapping[str, str], held: Mapping[str, str]) -> lis
     return [name for name in RANK_COMPONENTS if name in due and held.get(name) != due[name]]
 
 
-def check_end(case: Case, notes: FindingBuilder) -> bool:
+def _check_end(case: Case, notes: FindingBuilder) -> bool:
     """The final state is equal on all ranks, rank 0's matches final.json, and each matches the rank's last line.
 
     Returns whether it is on record.
@@ -135,7 +135,7 @@ def check_end(case: Case, notes: FindingBuilder) -> bool:
     for state in final.ranks:
         if names := [name for name in RANK_COMPONENTS if name in claimed and getattr(state, name) != getattr(first, name)]:
             notes.broken(f"the end of rank {state.rank} differs from that of rank 0 in {', '.join(names)}")
-    if names := [name for name in TENSORS if getattr(first, name) != getattr(final, f"{name}_digest")]:
+    if names := [name for name in _TENSORS if getattr(first, name) != getattr(final, f"{name}_digest")]:
         notes.broken(f"final.json names two ends of rank 0, which differ in {', '.join(names)}")
     _check_last_lines(case, last, final, notes)
     _check_last_checkpoint(case, final, notes)
@@ -165,7 +165,7 @@ def as_components(state: RankState) -> dict[str, str]:
     return {name: getattr(state, name) for name in RANK_COMPONENTS}
 
 
-def check_survivors(case: Case, notes: FindingBuilder) -> None:
+def _check_survivors(case: Case, notes: FindingBuilder) -> None:
     """A survivor reports the state that it logged after the same step."""
     for a in case.run.attempt_logs:
         for rank, reports in a.survivor_reports.items():

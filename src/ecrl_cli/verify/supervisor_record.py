@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.history.lineage import furthest
-from ecrl_cli.history.timeline import phases, timeline
+from ecrl_cli.history.timeline import phases
 from ecrl_cli.records.events import TARGET_REACHED, Attempt, SkippedSnapshot, SupervisorRecord
 from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVED
 from ecrl_cli.supervision.attempts.restart_policy import charged_attempts, restarts
@@ -175,7 +175,7 @@ def _check_phases(case: Case, record: SupervisorRecord, notes: FindingBuilder) -
     """The phases in supervisor.json are those computed from the records; there may be none if the supervisor was killed and not restarted."""
     if case.run.unread or not record.sessions or record.sessions[-1].ended_at is None:
         return
-    folded, absent = phases(case.run, timeline(case.run)), lacking(case)
+    folded, absent = phases(case.run, case.timeline), lacking(case)
     for a in record.attempts:
         expected = folded.get(a.attempt, {})
         if not a.phases:

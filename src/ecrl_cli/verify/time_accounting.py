@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.history.load import AttemptRecords
-from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import CATEGORIES, CHECKPOINT_ENDS, STALL_PARTS, CheckpointLine, Span
 from ecrl_cli.verify.clocks import check_clocks
 from ecrl_cli.verify.rank_spans import ROUNDING_S
@@ -32,7 +31,7 @@ def time_conserved(case: Case) -> Finding:
     check_spans(case, notes)
     if not _known_spans(case, notes):
         return notes.finding("")
-    account = timeline(case.run)
+    account = case.timeline
     for a, b in account.overlaps():
         which = f"{b.category} of attempt {b.attempt} (step {b.step})"
         notes.broken(f"{which} begins {a.end - b.start:.6f} s before the {a.category} before it ends: counted twice")

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from ecrl_cli.history.lineage import Lineage, lineage
 from ecrl_cli.history.load import RunRecords
+from ecrl_cli.history.timeline import Timeline, timeline
 from ecrl_cli.records.events import Attempt, CheckpointLine, RankLine
 from ecrl_cli.verify.disk_state import Quarantined, StoredCheckpoint, on_disk, quarantined
 from ecrl_cli.verify.rank_spans import RankSpans, read_spans
@@ -34,6 +35,11 @@ class Case:
     @cached_property
     def path(self) -> Lineage:
         return lineage(self.run)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """What the run's time was spent on."""
+        return timeline(self.run)
 
     @cached_property
     def disk(self) -> tuple[StoredCheckpoint, ...]:

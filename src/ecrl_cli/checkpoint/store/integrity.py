@@ -18,7 +18,7 @@ from ecrl_cli.checkpoint.format.hashing import tensor_prefix, workers
 from ecrl_cli.checkpoint.format.image import TensorPlace
 from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, MAX_MANIFEST, Commit, Manifest, PartEntry, read_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_NAME, TRAIN, must_be_finite
-from ecrl_cli.checkpoint.format.tensor_table import TENSOR_FILES, tensor_table
+from ecrl_cli.checkpoint.format.tensor_table import TENSOR_FILES, all_finite, tensor_table
 from ecrl_cli.checkpoint.format.train_document import check_train_document
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
@@ -261,9 +261,6 @@ def tensor_places(fs: Fs, name: str, fd: int, entry: PartEntry, train: bytes) ->
 
 
 def _check_tensor(fs: Fs, fd: int, entry: PartEntry, place: TensorPlace, finite: str) -> None:
-    # importing numpy takes 0.1 s, which the writer's start need not pay
-    from ecrl_cli.checkpoint.format.tensor_table import all_finite
-
     spec = place.spec
     state, sound = hashlib.sha256(tensor_prefix(spec.dtype, spec.shape)), True
     looked_at = must_be_finite(spec.name, finite)

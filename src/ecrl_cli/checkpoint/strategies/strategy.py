@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
 from ecrl_cli.checkpoint.capture.staging_buffer import CapturePlanner, StagingBuffer
@@ -22,9 +22,6 @@ from ecrl_cli.records.events import STALL_PARTS
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.span_clock import SpanClock
-
-if TYPE_CHECKING:
-    from ecrl_cli.checkpoint.format.train_document import TrainPosition
 
 MakeStore = Callable[[Path, StoreConfig], CheckpointStore]
 

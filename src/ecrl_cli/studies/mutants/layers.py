@@ -123,7 +123,7 @@ MUTANTS: dict[str, Patches] = {
     "headers": [(tensor_table, "places", _places_as_told)],
     "train.json's JSON": [(integrity, "parse", _nothing)],
     "tensor digests": [(integrity, "_check_tensor", _tensor_unchecked)],
-    "NaN": [(tensor_table, "all_finite", _always)],
+    "NaN": [(tensor_table, "all_finite", _always), (integrity, "all_finite", _always)],
     "contents": [(integrity, "_check_contents", _nothing)],
     "errors as refusals": [(integrity, "layer", _layer_lets_through)],
     "recovery asks the integrity check": [(catalog, "newest_valid", _newest_of_all)],

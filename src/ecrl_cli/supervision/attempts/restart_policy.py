@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ecrl_cli.errors import EcrlError, Fenced, Hung, InputError, NoProgress, NoValidCheckpoint, StorageError
-from ecrl_cli.records.events import Attempt, SupervisorSession
+from ecrl_cli.records.events import TARGET_REACHED, Attempt, SupervisorSession
 from ecrl_cli.records.messages import RankError
 from ecrl_cli.records.survivor_records import SURVIVED
 
@@ -49,7 +49,7 @@ def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: RankError 
     """
     last = attempts[-1]
     if last.outcome == "completed":
-        return Decision("completed", "target reached")
+        return Decision("completed", TARGET_REACHED)
     if trouble and trouble.exit_code in INCURABLE:
         status, kind = INCURABLE[trouble.exit_code]
         return Decision(status, trouble.text, kind(f"rank {trouble.rank}", trouble.text))

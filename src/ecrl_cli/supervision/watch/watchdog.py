@@ -24,11 +24,9 @@ from ecrl_cli.supervision.watch.graceful_stop import GracefulStop
 from ecrl_cli.supervision.watch.hang_detector import SAVING, HangDetector, HangDiagnosis, HangTimeouts, StallTimer, StragglerDetector
 from ecrl_cli.training.control_client import DUMP_SIGNAL
 
-_HELD = ("T", "t")
-
-REPORTED_WITHIN_S = 2.0
-LOOK_S = 0.02
-_STOPPED = ("T", "t")
+_STOPPED = ("T", "t")  # of proc(5): by a signal, by a tracer
+_STACKS_WITHIN_S = 2.0
+_STACKS_POLL_S = 0.02
 
 
 class Sidecar(Protocol):
@@ -104,7 +102,7 @@ class AttemptWatchdog:
         """The hang, if the attempt hangs; None otherwise. Reports new stragglers and replaces a stuck writer."""
         beats, writer = self._beats(), self._context.heartbeats.read(self._context.heartbeats.writer)
         self._tell(self._stragglers.check(beats))
-        self._detector.held = any(beat.phase in SAVING for beat in beats.values()) and any(one.state in _HELD for one in self._probes.values())
+        self._detector.held = any(beat.phase in SAVING for beat in beats.values()) and any(one.state in _STOPPED for one in self._probes.values())
         hangs = self._detector.check(now, list(beats.values()), writer)
         if self._writer_stuck(now, writer):
             self._replace_writer()
@@ -132,7 +130,7 @@ class AttemptWatchdog:
     def _writer_stuck(self, now: float, writer: Heartbeat) -> bool:
         """Whether the writer is stopped for longer than a step may take, or says that it saves and has not moved for longer than a save may take."""
         pid = next(iter(self._sidecar.pids), 0) if self._sidecar else 0
-        held = pid and processes.state(pid) in _HELD
+        held = pid and processes.state(pid) in _STOPPED
         busy = pid and (held or writer.phase == "saving")
         limit_s = self._detector.step_limit_s if held else self._detector.save_limit_s
         return self._writer_quiet.check(now, (pid, writer) if busy else now) >= limit_s
@@ -140,7 +138,7 @@ class AttemptWatchdog:
     def _replace_writer(self) -> None:
         """Kill the writer, to be replaced. Its pending saves fail and are recorded; the ranks continue, with the stall timers reset."""
         assert self._sidecar is not None
-        state = "is stopped" if processes.state(self._sidecar.pids[0]) in _HELD else "does not come on with its save"
+        state = "is stopped" if processes.state(self._sidecar.pids[0]) in _STOPPED else "does not come on with its save"
         self._context.tell(f"the background writer {state}: it is replaced, what it holds is lost")
         self._sidecar.give_up()
         self._detector.forgive()
@@ -177,13 +175,13 @@ class RankProbe:
 
     def wait_gone(self) -> None:
         if self._pidfd is not None:
-            processes.wait_all([self._pidfd], REPORTED_WITHIN_S)
+            processes.wait_all([self._pidfd], _STACKS_WITHIN_S)
 
     def wait_for_stacks(self, deadline: float) -> bool:
         """Wait until its stacks are complete: they have stopped growing. False if they are not by `deadline`, or the rank has died before."""
         before = 0
         while self._memory is not None and self._pidfd is not None and monotonic() < deadline:
-            dead = not processes.wait_all([self._pidfd], LOOK_S)
+            dead = not processes.wait_all([self._pidfd], _STACKS_POLL_S)
             size = os.fstat(self._memory).st_size
             if size and size == before:
                 return True
@@ -224,7 +222,7 @@ def dump_stacks(probes: Sequence[RankProbe], logs: AttemptLayout) -> None:
     for probe in probes:
         probe.send(DUMP_SIGNAL)
     awake = [probe for probe in probes if probe not in stopped]
-    deadline = monotonic() + REPORTED_WITHIN_S
+    deadline = monotonic() + _STACKS_WITHIN_S
     for probe in awake:
         probe.wait_for_stacks(deadline)
     if stopped:
@@ -234,7 +232,7 @@ def dump_stacks(probes: Sequence[RankProbe], logs: AttemptLayout) -> None:
             probe.wait_gone()
     for probe in stopped:
         probe.send(signal.SIGCONT)
-        probe.wait_for_stacks(monotonic() + REPORTED_WITHIN_S)
+        probe.wait_for_stacks(monotonic() + _STACKS_WITHIN_S)
         probe.send(signal.SIGKILL)
         probe.wait_gone()
     for probe in probes:
