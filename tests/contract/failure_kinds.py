@@ -69,7 +69,7 @@ class FailureKindContract:
         assert "wall" not in kind.moments or kind.sends is not None, "the supervisor must have a signal to send"
         assert "rest" not in kind.moments or own.inject_at_rest is not FaultKind.inject_at_rest
         by_itself = set(kind.moments) - {"rest", "wall"}
-        assert not by_itself or own.inject is not FaultKind.inject or own.strike_save is not FaultKind.strike_save
+        assert not by_itself or own.inject is not FaultKind.inject or own.inject_into_save is not FaultKind.inject_into_save
         assert not kind.point or "save" in kind.moments
         assert kind.lasts == 1 or (kind.seconds > 0 and kind.ends is Ends.NOTHING)
         assert 0 <= kind.share <= 1 and kind.seconds >= 0

@@ -251,7 +251,7 @@ HARMLESS = (
         kind = type(module.fault_kind(name))
         kind.inject = lambda self, context: context.output
         if kind.__name__ in ("FullDisk", "FailedSync"):
-            kind.strike_save = lambda self, save, context: None
+            kind.inject_into_save = lambda self, save, context: None
     strike = FaultyRunStore._inject
     def harmless(self, entry):
         strike(self, entry)

@@ -19,6 +19,7 @@ from ecrl_cli.errors import ConfigError, EcrlError, RecordError, RunDirectoryErr
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.studies.frame import registry
+from ecrl_cli.studies.frame.child import JsonProgram
 from ecrl_cli.studies.frame.pool import results
 from ecrl_cli.studies.frame.result import Findings, proportion, upper_bound
 from ecrl_cli.studies.frame.runner import check_folder, replay, run_study
@@ -307,3 +308,16 @@ def test_the_published_intervals() -> None:
     assert [round(100 * none[key], 1) for key in ("wilson_low", "wilson_high", "cp_low", "cp_high")] == [0.0, 27.8, 0.0, 30.8]
     assert round(100 * upper_bound(10), 1) == 25.9
     assert proportion(0, 0)["rate"] is None
+
+
+def test_a_program_that_gives_no_answer_and_one_that_has_ended_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "mute.py").write_text("import sys\nfor line in sys.stdin:\n    if 'end' in line:\n        sys.exit(3)\n")
+    program = JsonProgram("mute", cwd=tmp_path)
+    with pytest.raises(TimeoutError, match=r"^mute gave no answer in 0\.05 s$"):
+        program.ask("wait", 0.05)
+    with pytest.raises(EOFError, match=r"^mute ended without an answer \(exit code 3\)$"):
+        program.ask("end", 60)
+    with pytest.raises(BrokenPipeError):
+        program.tell("anybody there?")
+    program.close()
+    assert program.process.returncode == 3

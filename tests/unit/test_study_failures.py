@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import itertools
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +32,7 @@ from ecrl_cli.runs.run import RunResult
 from ecrl_cli.studies.frame.limits import remaining
 from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.study import Record, Results, Study, StudyContext, command
-from ecrl_cli.studies.mutants.recovery import BUGS, REPLICA_BUGS, environment, planted
+from ecrl_cli.studies.mutants.recovery import BUGS, LIVE_BUGS, REPLICA_BUGS, environment, planted
 from ecrl_cli.studies.training import elastic, failures, training_study
 from ecrl_cli.studies.training.elastic import SIZES, ElasticRunSpec
 from ecrl_cli.studies.training.failures import EVERY, KINDS, TARGET, FailureRunSpec, generate
@@ -236,6 +240,25 @@ def test_a_bug_can_be_planted_and_is_gone_afterwards(tmp_path: Path, bug: str) -
     with environment(PYTHONHASHSEED="4", ECRL_NOTHING=""):
         assert os.environ["PYTHONHASHSEED"] == "4" and "ECRL_NOTHING" not in os.environ
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(("module", "body"), (BUGS | REPLICA_BUGS | LIVE_BUGS).values(), ids=(BUGS | REPLICA_BUGS | LIVE_BUGS))
+def test_a_patch_names_nothing_that_the_patched_module_has_no_longer(module: str, body: str) -> None:
+    """A bug that fails with an AttributeError would be found for that."""
+    patched = import_module(module)
+    attributes = [node for node in ast.walk(ast.parse(f"def spoil(module):\n{body}")) if isinstance(node, ast.Attribute)]
+    paths = [ast.unparse(node) for node in attributes]
+    made = {path for node, path in zip(attributes, paths, strict=True) if isinstance(node.ctx, ast.Store)}
+    for path in paths:
+        first, name, *rest = path.split(".")
+        if first == "module":
+            value = getattr(patched, name)
+            for each in rest:
+                value = getattr(value, each)
+        elif first == "self" and path not in made:
+            assert re.search(rf"\bself\.{name}\b|\bdef {name}\b|^    {name}: ", inspect.getsource(patched), re.MULTILINE), path
+        elif first in ("item", "block"):
+            assert re.search(rf"\.{name}\b|^    {name}: ", inspect.getsource(patched), re.MULTILINE), path
 
 
 def test_a_bug_of_the_replicas_is_searched_with_replicas_and_any_other_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,6 +237,12 @@ class Companion:
     def pids(self) -> tuple[int, ...]:
         return (self.process.pid,)
 
+    def watched(self) -> tuple[int, ...]:
+        return ()
+
+    def check(self) -> bool:
+        return False
+
     def give_up(self) -> None:
         self.given_up += 1
         self.close()

@@ -73,7 +73,7 @@ class InjectionContext:
 
 
 class SaveInProgress(Protocol):
-    """The save that a fault is injected into (failures/faulty_store.py), for `strike_save`."""
+    """The save that a fault is injected into (failures/faulty_store.py), for `inject_into_save`."""
 
     def fail_next(self, fault: Fault) -> None: ...
 
@@ -223,7 +223,7 @@ class FaultKind:
         """Injects the fault, in the process that is hit: a rank, or the writer."""
         raise NotImplementedError(f"{self.name} is injected by no rank")
 
-    def strike_save(self, save: SaveInProgress, context: InjectionContext) -> None:
+    def inject_into_save(self, save: SaveInProgress, context: InjectionContext) -> None:
         """Injects the fault into a save, at its point, in the process that writes."""
         del save
         self.inject(context)

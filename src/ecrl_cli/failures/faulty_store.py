@@ -76,7 +76,7 @@ class FaultyRunStore(CheckpointStore):
         step, attempt = self._saving
         if not claim(self._layout, InjectedFault(entry.index, entry.kind, entry.rank, entry.global_step, attempt, monotonic(), wall(), step)):
             return
-        fault_kind(entry.kind).strike_save(self, InjectionContext(self._layout, entry))
+        fault_kind(entry.kind).inject_into_save(self, InjectionContext(self._layout, entry))
 
     def fail_next(self, fault: Fault) -> None:
         """Arms `fault` for the save in progress."""

@@ -94,12 +94,12 @@ def _check_occasion(entry: PlannedFailure, found: tuple[PlannedFailure, ...], co
         raise ConfigError("failure", fact, f"plan a failure at step {entry.global_step} before it: failure=listed 'failure.entries=[kill@...]'")
 
 
-def describe(planned: tuple[PlannedFailure, ...]) -> tuple[str, ...]:
+def describe(entries: tuple[PlannedFailure, ...]) -> tuple[str, ...]:
     """One line per entry, for people."""
-    if not planned:
+    if not entries:
         return ("no failures planned",)
     return tuple(
-        f"failure {p.index + 1} of {len(planned)}: {_subject(p)} {fault_kind(p.kind).text.format(seconds=p.seconds)}, {_when(p)}" for p in planned
+        f"failure {p.index + 1} of {len(entries)}: {_subject(p)} {fault_kind(p.kind).text.format(seconds=p.seconds)}, {_when(p)}" for p in entries
     )
 
 
@@ -118,9 +118,9 @@ def _when(entry: PlannedFailure) -> str:
     return _MOMENTS[entry.moment].format(step=entry.global_step, share=entry.share, seconds=entry.seconds, behind=behind, point=point)
 
 
-def pending(planned: tuple[PlannedFailure, ...], fired: Collection[int]) -> tuple[PlannedFailure, ...]:
+def pending(entries: tuple[PlannedFailure, ...], fired: Collection[int]) -> tuple[PlannedFailure, ...]:
     """The entries whose index is not among `fired`."""
-    return tuple(p for p in planned if p.index not in fired)
+    return tuple(entry for entry in entries if entry.index not in fired)
 
 
 def read_plan(layout: RunLayout) -> tuple[PlannedFailure, ...]:
@@ -290,7 +290,7 @@ def check_sizes(entries: tuple[PlannedFailure, ...], config: RunConfig) -> None:
         left.apply(tuple(together))
     for entry in entries:
         if entry.moment == "wall":
-            left.strike_whenever(entry)
+            left.apply_at_any_size(entry)
     misfit = next((size for size in left.sizes if config.global_batch % size), None)
     if misfit is not None:
         gone, entry = left.sizes[misfit]
@@ -322,7 +322,7 @@ class _Left:
             self._size = self._after(self._size, len(died))
             self.sizes.setdefault(self._size, (len(died), present[-1]))
 
-    def strike_whenever(self, entry: PlannedFailure) -> None:
+    def apply_at_any_size(self, entry: PlannedFailure) -> None:
         """Applies a failure at a wall time: it may happen at any size."""
         if fault_kind(entry.kind).others_go_on:
             for size in (self._all, *list(self.sizes)):

@@ -123,7 +123,7 @@ class FailedCall(SaveFault):
 
     fault: Fault
 
-    def strike_save(self, save: SaveInProgress, context: InjectionContext) -> None:
+    def inject_into_save(self, save: SaveInProgress, context: InjectionContext) -> None:
         del context
         save.fail_next(self.fault)
 
@@ -171,7 +171,7 @@ class SlowDisk(SaveFault):
         del config
         return f"slow_disk slows down whole saves, it has no point, got {point!r}"
 
-    def strike_save(self, save: SaveInProgress, context: InjectionContext) -> None:
+    def inject_into_save(self, save: SaveInProgress, context: InjectionContext) -> None:
         save.slow_down(context.entry.seconds, SLOW_SAVES)
 
     def wrong_end(self, end: CheckpointLine, entry: PlannedFailure, completed: bool) -> None:

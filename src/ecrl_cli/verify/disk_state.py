@@ -52,7 +52,7 @@ def on_disk(records: RunRecords, *, contents: bool = True) -> tuple[StoredCheckp
     return tuple(found)
 
 
-def set_aside(records: RunRecords) -> list[int]:
+def quarantined_steps(records: RunRecords) -> list[int]:
     """The steps of quarantined checkpoints whose commit record is still valid, as it names them."""
     folder = records.layout.checkpoints
     paths = sorted(folder.glob(f"{REJECTED_PREFIX}*")) if folder.is_dir() else []

@@ -7,7 +7,7 @@ from collections import Counter
 
 from ecrl_cli.history.lineage import committed_as
 from ecrl_cli.records.events import GONE, Attempt, Rejected
-from ecrl_cli.verify.disk_state import Quarantined, StoredCheckpoint, set_aside
+from ecrl_cli.verify.disk_state import Quarantined, StoredCheckpoint, quarantined_steps
 from ecrl_cli.verify.retention import Live, step_of
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
@@ -30,7 +30,7 @@ def check_choices(case: Case, notes: FindingBuilder) -> int:
         _check_choice(case, a, history.left[a.attempt], notes)
         _check_loaded(case, a, by_path, notes)
     _check_refusals(case, notes)
-    _check_set_aside(case, notes)
+    _check_quarantined(case, notes)
     return resumed
 
 
@@ -130,7 +130,7 @@ def _check_sound(case: Case, a: Attempt, rejected: Rejected, aside: list[Quarant
             (notes.missing if _PASSING.search(rejected.reason) else notes.broken)(text)
 
 
-def _check_set_aside(case: Case, notes: FindingBuilder) -> None:
+def _check_quarantined(case: Case, notes: FindingBuilder) -> None:
     """Every quarantined checkpoint with a valid commit was rejected by an attempt on record.
 
     Without atomic installation a dead writer leaves half a checkpoint under the final name, which the next writer quarantines by itself.
@@ -138,6 +138,6 @@ def _check_set_aside(case: Case, notes: FindingBuilder) -> None:
     if not case.run.stored.config.write_mode.atomic:
         return
     refused = Counter(step_of(rejected.path) for a in case.attempts for rejected in a.rejected)
-    for step, count in Counter(set_aside(case.run)).items():
+    for step, count in Counter(quarantined_steps(case.run)).items():
         if count > refused[step]:
             notes.broken(f"{count} checkpoints of step {step} lie set aside, {refused[step]} are on record as refused")

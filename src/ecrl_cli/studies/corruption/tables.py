@@ -14,9 +14,10 @@ from ecrl_cli.studies.corruption.in_memory import summed
 from ecrl_cli.studies.corruption.published import CONTROL, MECHANISMS, NOOP
 from ecrl_cli.studies.corruption.structural import row_of
 from ecrl_cli.studies.frame.gates import mutants_gate
-from ecrl_cli.studies.frame.result import Column, Figure, Series, Table, upper_bound
+from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Figure, Series, Table, upper_bound
+from ecrl_cli.studies.frame.result import proportion as proportion_of
 from ecrl_cli.studies.frame.study import Record, Results, Trial
-from ecrl_cli.studies.frame.tables import Cells, Group, TableSpec, cell, count, fact, found, proportion, share, size, total, value
+from ecrl_cli.studies.frame.tables import Cells, Group, TableSpec, cell, count, fact, found, proportion, share, size, value
 from ecrl_cli.studies.mutants.layers import BACKED, MUTANTS
 
 LEAST_EXHAUSTIVE = 30_000
@@ -52,9 +53,12 @@ def _printed(place: int) -> Callable[[Group], int | None]:
     return lambda group: PUBLISHED[group[0].facts["fault"]][place] if group[0].facts["fault"] in PUBLISHED else None
 
 
-def _layers(counted: Callable[[Group], Counter[str]]) -> Cells:
-    columns = tuple(Column(layer, f"first seen by {layer}", "count") for layer in LAYERS)
-    return Cells(columns, lambda group: {layer: counted(group)[layer] for layer in LAYERS})
+_LAYERS = tuple(Column(layer, f"first seen by {layer}", "count") for layer in LAYERS)
+
+
+def _first_seen(group: Group) -> dict[str, int]:
+    times = Counter(r.found["layer"] for r in group)
+    return {layer: times[layer] for layer in LAYERS}
 
 
 _DETECTION = TableSpec(
@@ -83,11 +87,20 @@ def _sum(group: Group) -> dict[str, Any]:
 
 def _sliced(name: str, title: str, label: Callable[[Record], str], *, intervals: bool) -> TableSpec:
     """Sums of the slices of the arm `name` by `label`; enumerated cases have no interval."""
-    detected = share(lambda group: _sum(group)["detected"], lambda group: _sum(group)["injections"] - _sum(group)["noops"], "detected", _EFFECTIVE)
-    shown = detected if intervals else Cells(detected.columns[:2], lambda group: {key: detected.read(group)[key] for key in ("k", "n")})
-    by = value("fault", "fault", label)
-    columns = (total("injected", "injected", "injections"), total("noops", "changed nothing"), shown, total("untyped", "exceptions"))
-    return TableSpec(name, title, (name,), (by,), (*columns, _layers(lambda group: Counter(_sum(group)["layers"]))))
+    columns = (
+        *(Column("injected", "injected", "count"), Column("noops", "changed nothing", "count")),
+        *(Column("k", "detected", "count"), Column("n", _EFFECTIVE, "count"), *(PROPORTION_COLUMNS[2:] if intervals else ())),
+        *(Column("untyped", "exceptions", "count"), *_LAYERS),
+    )
+
+    def read(group: Group) -> dict[str, Any]:
+        sums = _sum(group)
+        part, whole = sums["detected"], sums["injections"] - sums["noops"]
+        detected = proportion_of(part, whole) if intervals else {"k": part, "n": whole}
+        layers = {layer: sums["layers"].get(layer, 0) for layer in LAYERS}
+        return {"injected": sums["injections"], "noops": sums["noops"], **detected, "untyped": sums["untyped"], **layers}
+
+    return TableSpec(name, title, (name,), (value("fault", "fault", label),), (Cells(columns, read),))
 
 
 _RANDOM = _sliced("random", "Random faults in a checkpoint of realistic content, by kind", lambda r: str(r.facts["fault"]), intervals=True)
@@ -191,7 +204,7 @@ TABLES = (
         "The layer of the integrity check that refuses first",
         ("published",),
         by=(fact("fault", "fault"),),
-        columns=(_layers(lambda group: Counter(r.found["layer"] for r in group)),),
+        columns=(Cells(_LAYERS, _first_seen),),
     ),
     _RANDOM,
     _sliced("exhaustive", "Every place of a small checkpoint, by file", lambda r: f"{r.facts['layout']}: {r.facts['file']}", intervals=False),

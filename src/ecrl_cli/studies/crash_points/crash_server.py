@@ -18,7 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ecrl_cli.checkpoint.format.tensor_table  # noqa: F401  imported here once, where every child of its own would
+import numpy  # noqa: F401  imported here once, where every forked child of its own would
+
+import ecrl_cli.checkpoint.format.tensor_table  # noqa: F401  likewise
 from ecrl_cli.linux.unix_socket import listen
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.crash_points.crash_targets import CrashPointCounter, Save, mortal, save_back_to_back, save_once

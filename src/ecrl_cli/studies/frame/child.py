@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn, TextIO
 
 from ecrl_cli.linux.pdeathsig import die_with_parent
@@ -27,11 +28,12 @@ class JsonProgram:
         self.process.stdin.flush()
 
     def hear(self, seconds: float | None = None) -> dict[str, Any]:
-        """The next answer. Raises EOFError if the program has ended, or after `seconds`."""
+        """The next answer. EOFError if the program has ended, TimeoutError after `seconds` without an answer."""
         assert self.process.stdout is not None
-        line = self.process.stdout.readline() if seconds is None or select.select([self.process.stdout], [], [], seconds)[0] else ""
-        if not line:
-            raise EOFError(f"{self._module} gave no answer (exit code {self.process.poll()})")
+        if seconds is not None and not select.select([self.process.stdout], [], [], seconds)[0]:
+            raise TimeoutError(f"{self._module} gave no answer in {seconds:g} s")
+        if not (line := self.process.stdout.readline()):
+            raise EOFError(f"{self._module} ended without an answer (exit code {self.process.wait()})")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -40,12 +42,13 @@ class JsonProgram:
         return self.hear(seconds)
 
     def close(self, *, kill: bool = False) -> None:
-        """End of its input, at which it ends by itself, or a kill; then wait for its end."""
+        """End of its input, at which it ends by itself, or a kill; then wait for its end. No error if it has ended before."""
         assert self.process.stdin is not None and self.process.stdout is not None
         if kill:
             self.process.kill()
             self.process.wait()
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):  # closing writes what the program did not read any more
+            self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
 

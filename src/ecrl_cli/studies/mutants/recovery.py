@@ -38,7 +38,7 @@ LIVE_BUGS: dict[str, tuple[str, str]] = {
         self.launched = ranks
         form(self, ranks)
     def scaled(self, place):
-        item = self._block.items[place]
+        item = self._round.buckets[place]
         own = item.own
         if not item.led:
             item.own = own * (len(self.alive) / self.launched)

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ecrl_cli.checkpoint.format.tensor_table  # noqa: F401  (numpy: imported once here instead of in every forked process)
+import numpy  # noqa: F401  imported here once, where every forked process would
+
+import ecrl_cli.checkpoint.format.tensor_table  # noqa: F401  likewise
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import EcrlError, shown
 from ecrl_cli.linux.clock import monotonic
@@ -153,7 +155,7 @@ class Rig:
     def _ask(self, what: str, value: object) -> dict[str, Any]:
         try:
             answer = self._program.ask([what, value], _DEADLINE_S)
-        except EOFError as error:
+        except (EOFError, TimeoutError) as error:
             raise EcrlError("power-loss", str(error), "look at what it printed") from error
         if "defect" in answer:
             raise EcrlError("power-loss", answer["defect"], "report this")

@@ -28,7 +28,7 @@ DECIDES = (
     *(f"ecrl_cli.checkpoint.store.{name}" for name in ("catalog", "store", "atomic_install", "integrity", "fencing", "checkpoint_log")),
     *(f"ecrl_cli.supervision.attempts.{name}" for name in ("restart_policy", "checkpoint_reconciliation", "supervisor_record")),
     *(f"ecrl_cli.{name}" for name in ("checkpoint.format.manifest", "supervision.resume", "history.lineage")),
-    *("ecrl_cli.failures.plan", "ecrl_cli.failures.fault_log", "ecrl_cli.recovery"),
+    *("ecrl_cli.failures.plan", "ecrl_cli.failures.fault_log"),
 )
 # Compares a file's times with its own earlier ones, to see whether it was changed while it was verified: no time decides what is newer.
 _UNCHANGED = ("_identity",)

@@ -10,10 +10,10 @@ from ecrl_cli.supervision.attempts.restart_policy import INCURABLE
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.in_place.worker_pool import WorkerPool
 from ecrl_cli.supervision.launch.zygote import ZygoteAttempt
-from ecrl_cli.supervision.watch.attempt_monitor import AttemptCompanion, AttemptMonitor, AttemptResult, wake
+from ecrl_cli.supervision.watch.attempt_monitor import AttemptMonitor, AttemptResult, wake
 from ecrl_cli.supervision.watch.control_server import Connection, Message
 from ecrl_cli.supervision.watch.graceful_stop import stepping
-from ecrl_cli.supervision.watch.watchdog import WatchdogContext
+from ecrl_cli.supervision.watch.watchdog import Sidecar, WatchdogContext
 
 
 class InPlaceMonitor(AttemptMonitor):
@@ -23,10 +23,8 @@ class InPlaceMonitor(AttemptMonitor):
     rank reports an error that no recovery fixes or that corrupted its peers' state, or the run is to stop before all have left.
     """
 
-    def __init__(
-        self, running: ZygoteAttempt, workers: WorkerPool, stop: StopSignals, companion: AttemptCompanion | None, context: WatchdogContext
-    ) -> None:
-        super().__init__(running, context.attempt_spec.attempt, workers.listener, stop, companion, context)
+    def __init__(self, running: ZygoteAttempt, workers: WorkerPool, stop: StopSignals, sidecar: Sidecar | None, context: WatchdogContext) -> None:
+        super().__init__(running, context.attempt_spec.attempt, workers.listener, stop, sidecar, context)
         self._zygote_attempt, self._workers, self._heartbeats = running, workers, context.heartbeats
         self._known_dead: frozenset[int] = frozenset()
         self._greeted: set[Connection] = set()
@@ -58,8 +56,8 @@ class InPlaceMonitor(AttemptMonitor):
     def _unrecoverable(self) -> bool:
         return bool(self._known_dead) and any(error.peers_corrupted or error.exit_code in INCURABLE for error in self._rank_errors)
 
-    def _check_companion(self) -> None:
-        super()._check_companion()
+    def _check_sidecar(self) -> None:
+        super()._check_sidecar()
         spares = self._workers.spares
         self._events.set_group("spares", (), wake)  # `spares.poll` closes descriptors whose numbers may be reused
         spares.poll()

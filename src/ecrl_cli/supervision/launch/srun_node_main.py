@@ -1,6 +1,6 @@
 """What srun starts once on each node of a multi-node run: a torchrun agent, with all its processes killed when the supervisor has gone.
 
-`python -m ecrl_cli.supervision.launch.srun_node_main RUN_ID ARGUMENTS...`. Parent-death signals do not work across machines. Standard input
+`python -m ecrl_cli.supervision.launch.srun_node_main RDZV_ID ARGUMENTS...`. Parent-death signals do not work across machines. Standard input
 does: the supervisor holds the other end of srun's, so its death, however it comes, is end of file here.
 """
 
@@ -21,7 +21,7 @@ NODE_VARIABLE = "ECRL_NODE"  # environment variable of the ranks: the number of 
 
 def main(arguments: list[str]) -> int:
     """The agent's exit code, or CUT_OFF if the agent was killed because the supervisor has gone."""
-    run_id, *rest = arguments
+    rdzv_id, *rest = arguments
     node = os.environ["SLURM_PROCID"]
     processes.become_subreaper()
     # The head node hosts the store because it is number 0, not by comparing addresses: its name may resolve to an address that it does not have.
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     finally:
         processes.kill(agent_fd)
         agent.wait()
-        here, ours = processes.tagged(f"{NODE_VARIABLE}={node}"), processes.tagged(f"TORCHELASTIC_RUN_ID={run_id}")
+        here, ours = processes.tagged(f"{NODE_VARIABLE}={node}"), processes.tagged(f"TORCHELASTIC_RUN_ID={rdzv_id}")
         processes.sweep(lambda pid: here(pid) and ours(pid))  # both tags: two nodes may be one machine
 
 

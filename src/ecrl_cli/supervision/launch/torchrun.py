@@ -164,11 +164,11 @@ class TorchrunAttempt(AgentAttempt):
         self._ranks.notice([table or as_exit(None, self._agent.pid, code)])
 
 
-def agent_command(spec: LaunchSpec, run_id: str, scratch: Path) -> list[str]:
+def agent_command(spec: LaunchSpec, rdzv_id: str, scratch: Path) -> list[str]:
     """The agent's argv. The store binds a free port itself (0), so that nothing else can take it; `scratch` keeps torchrun's logs out of /tmp."""
     agent = f"--nnodes 1 --nproc-per-node {spec.order.world_size} --max-restarts 0 --rdzv-backend ecrl --local-addr 127.0.0.1".split()
     agent += ["--signals-to-handle", "SIGQUIT"]  # its default list would handle the signals that it is started to ignore
-    where = ["--rdzv-id", run_id, "--rdzv-endpoint", f"127.0.0.1:{spec.port}", "--log-dir", str(scratch)]
+    where = ["--rdzv-id", rdzv_id, "--rdzv-endpoint", f"127.0.0.1:{spec.port}", "--log-dir", str(scratch)]
     worker = ["-m", spec.module, str(spec.layout.root), str(spec.order.attempt)]
     return [sys.executable, "-m", AGENT, *agent, *where, *worker]
 
@@ -234,15 +234,15 @@ class NodesAttempt(AgentAttempt):
             self._ranks.first = min([self._ranks.first, *reported], key=_explains_less)
 
 
-def srun_command(spec: LaunchSpec, run_id: str, scratch: Path) -> list[str]:
+def srun_command(spec: LaunchSpec, rdzv_id: str, scratch: Path) -> list[str]:
     """srun's argv. The head node's port is free now and bound a moment later: if it is taken by then, the attempt dies and the next one picks
     another.
     """
     ranks_per_node = spec.order.world_size // len(spec.nodes)
     agent = f"--nnodes {len(spec.nodes)} --nproc-per-node {ranks_per_node} --max-restarts 0 --rdzv-backend ecrl".split()
-    where = ["--rdzv-id", run_id, "--rdzv-endpoint", f"{socket.gethostname()}:{spec.port or free_port()}", "--log-dir", str(scratch)]
+    where = ["--rdzv-id", rdzv_id, "--rdzv-endpoint", f"{socket.gethostname()}:{spec.port or free_port()}", "--log-dir", str(scratch)]
     worker = ["-m", spec.module, str(spec.layout.root), str(spec.order.attempt)]
-    return srun(spec.nodes, [sys.executable, "-m", NODE, run_id, *agent, *where, *worker])
+    return srun(spec.nodes, [sys.executable, "-m", NODE, rdzv_id, *agent, *where, *worker])
 
 
 def free_port() -> int:

@@ -15,7 +15,7 @@ from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.launch.launcher import RankExit, RankExits, RunningAttempt
 from ecrl_cli.supervision.watch.control_server import Connection, ControlServer, Message
 from ecrl_cli.supervision.watch.graceful_stop import GracefulStop
-from ecrl_cli.supervision.watch.watchdog import AttemptWatchdog, WatchdogContext
+from ecrl_cli.supervision.watch.watchdog import AttemptWatchdog, Sidecar, WatchdogContext
 
 
 class HasFileno(Protocol):
@@ -73,16 +73,6 @@ class AttemptResult:
         return self.exits.first is None and not ended_by_supervisor and all(rank.good for rank in self.exits.ranks)
 
 
-class AttemptCompanion(Protocol):
-    """A process that serves the attempt and is replaced when it dies: the background writer."""
-
-    @property
-    def pids(self) -> tuple[int, ...]: ...
-    def watched(self) -> Collection[int]: ...
-    def check(self) -> bool: ...
-    def give_up(self) -> None: ...
-
-
 class AttemptMonitor:
     """Watches a running attempt for deaths, messages and stop signals; with a `context`, also for hangs."""
 
@@ -92,12 +82,12 @@ class AttemptMonitor:
         attempt: int,
         listener: ControlServer,
         stop: StopSignals,
-        companion: AttemptCompanion | None = None,
+        sidecar: Sidecar | None = None,
         context: WatchdogContext | None = None,
     ) -> None:
         self._running, self._attempt, self._listener, self._stop = running, attempt, listener, stop
-        self._companion, self._context = companion, context
-        self._watchdog = AttemptWatchdog(context, companion, monotonic()) if context else None
+        self._sidecar, self._context = sidecar, context
+        self._watchdog = AttemptWatchdog(context, sidecar, monotonic()) if context else None
         self._graceful_stop = context.graceful_stop(stop) if context else GracefulStop(stop, None, 0.0)
         self._hang: Hang | None = None
         self._connections: dict[int, Connection] = {}
@@ -114,7 +104,7 @@ class AttemptMonitor:
         try:
             while not self._over():
                 self._events.set_group("attempt", self._running.watched(), wake)
-                self._check_companion()
+                self._check_sidecar()
                 self._events.run_once(self._pause_s())
             return self._end()
         finally:
@@ -139,11 +129,11 @@ class AttemptMonitor:
         waits = [self._watchdog.every_s if self._watchdog else None, self._graceful_stop.left_s(now), faults.left_s(now) if faults else None]
         return min((wait for wait in waits if wait is not None), default=None)
 
-    def _check_companion(self) -> None:
-        if self._companion:
-            if self._companion.check():
-                self._events.set_group("companion", (), wake)  # the number of its closed descriptor may be reused
-            self._events.set_group("companion", self._companion.watched(), wake)
+    def _check_sidecar(self) -> None:
+        if self._sidecar:
+            if self._sidecar.check():
+                self._events.set_group("sidecar", (), wake)  # the number of its closed descriptor may be reused
+            self._events.set_group("sidecar", self._sidecar.watched(), wake)
 
     def _end(self) -> AttemptResult:
         stopped_by = self._stop.first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -30,10 +30,15 @@ _STACKS_POLL_S = 0.02
 
 
 class Sidecar(Protocol):
-    """The background writer: a process that ranks may have to wait for, and that can be replaced without them."""
+    """The background writer: a process that serves an attempt, that ranks may have to wait for, and that is replaced without them.
+
+    `watched`: the descriptors whose events call for `check`, which replaces it if it has died and says so. `give_up`: replace one that stands still.
+    """
 
     @property
     def pids(self) -> tuple[int, ...]: ...
+    def watched(self) -> Collection[int]: ...
+    def check(self) -> bool: ...
     def give_up(self) -> None: ...
 
 
