@@ -33,7 +33,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capt
 def test_a_machine_that_runs_the_tests_passes_and_nothing_stays_behind(answers: Any, tmp_path: Path) -> None:
     code, lines = answers()
     assert code == 0
-    assert [lines[name]["level"] for name in ("python", "loopback", "processes", "torch", "gloo")] == ["ok"] * 5
+    assert [lines[name]["level"] for name in ("python", "loopback", "parent death", "torch", "gloo")] == ["ok"] * 5
     assert {"cores", "instructions", "memory", "shared memory", "open files", "clocks", "disk", "fsync", "direct I/O", "gpu"} <= set(lines)
     assert not list(tmp_path.iterdir())
 
@@ -47,6 +47,14 @@ def test_without_torch_it_says_what_works_all_the_same(answers: Any) -> None:
     code, lines = answers(torch="import no_such_torch")
     assert code == 1 and lines["torch"]["level"] == "bad"
     assert "no_such_torch" in lines["torch"]["fact"] and "verify, report and audit DIR work without" in lines["torch"]["follows"]
+
+
+def test_torch_is_imported_when_nothing_else_is_measured_any_more(answers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its import takes the processor and the disk from what is measured."""
+    measured = tmp_path / "measured"
+    monkeypatch.setattr(doctor, "_fsync", lambda path, kind: [measured.touch(), doctor.Line("ok", "fsync", "fast")][1])
+    answer = f"import os; assert os.path.exists({str(measured)!r}); print({json.dumps({**FACTS, 'reduced': True})!r})"
+    assert answers(torch=answer)[1]["torch"]["level"] == "ok"
 
 
 def test_a_group_that_cannot_be_made_is_bad_with_its_reason(answers: Any) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 
 from ecrl_cli.cli.console import Parser, out
+from ecrl_cli.config.estimates import human_bytes
 from ecrl_cli.errors import ConfigError, shown
 from ecrl_cli.runs.environment import file_system
 from ecrl_cli.storage.durable import sync
@@ -79,9 +80,8 @@ def doctor(argv: Sequence[str]) -> int:
     flags = parser.parse_args(list(argv))
     if not flags.folder.is_dir():
         raise ConfigError(shown(str(flags.folder)), "is not a folder", "name an existing folder in which runs are to be written")
-    asked = _ask_torch()
     lines = [line for check in _CHECKS for line in check()]
-    lines += [*_disk(flags.folder), *_torch(asked)]
+    lines += [*_disk(flags.folder), *_torch()]  # torch last: its import would disturb what is measured
     code = 1 if any(line.level == BAD for line in lines) else 0
     if flags.json:
         sys.stdout.write(json.dumps({"exit_code": code, "lines": [asdict(line) for line in lines]}, indent=2) + "\n")
@@ -134,15 +134,15 @@ def _cpu_quota() -> float | None:
 
 def _memory() -> Iterator[Line]:
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
-    yield Line(GOOD, "memory", f"{_size(memory.available)} of {_size(memory.total)} available, swap {_size(swap.total)}")
+    yield Line(GOOD, "memory", f"{human_bytes(memory.available)} of {human_bytes(memory.total)} available, swap {human_bytes(swap.total)}")
     shm = Path("/dev/shm")
     if not shm.is_dir():
         yield Line(BAD, "shared memory", "/dev/shm is missing", "checkpoint=overlapped and checkpoint=in_memory stage there; mount a tmpfs")
         return
     free = shutil.disk_usage(shm).free
     small = free < _SMALL_SHM
-    follows = f"{_size(free)} holds the state of few ranks: in a container give --shm-size" if small else ""
-    yield Line(NOTE if small else GOOD, "shared memory", f"{_size(free)} free in /dev/shm", follows)
+    follows = f"{human_bytes(free)} holds the state of few ranks: in a container give --shm-size" if small else ""
+    yield Line(NOTE if small else GOOD, "shared memory", f"{human_bytes(free)} free in /dev/shm", follows)
 
 
 def _limits() -> Iterator[Line]:
@@ -194,7 +194,7 @@ def _disk(folder: Path) -> Iterator[Line]:
     """The folder's file system: kind, room, what fsync costs (so whether it reaches a disk), and whether O_DIRECT works."""
     mount = file_system(folder)
     room = shutil.disk_usage(folder).free
-    yield Line(GOOD if room > 1 << 30 else NOTE, "disk", f"{_size(room)} free on {mount['type']} at {mount['mount_point']}")
+    yield Line(GOOD if room > 1 << 30 else NOTE, "disk", f"{human_bytes(room)} free on {mount['type']} at {mount['mount_point']}")
     try:
         with tempfile.TemporaryDirectory(prefix=".ecrl-doctor-", dir=folder) as scratch:
             yield _fsync(Path(scratch) / "block", mount["type"])
@@ -239,23 +239,18 @@ def _die_with_parent() -> Iterator[Line]:
     pr_get_pdeathsig = 2
     answer = ctypes.c_int()
     if ctypes.CDLL(None, use_errno=True).prctl(pr_get_pdeathsig, ctypes.byref(answer)) == 0:
-        yield Line(GOOD, "processes", "children can be made to die with their parent")
+        yield Line(GOOD, "parent death", "children can be made to die with their parent")
     else:
-        yield Line(BAD, "processes", "prctl is refused", "ranks would outlive a killed supervisor: allow prctl in the container's filter")
+        yield Line(BAD, "parent death", "prctl is refused", "ranks would outlive a killed supervisor: allow prctl in the container's filter")
 
 
-def _ask_torch() -> subprocess.Popen[str]:
-    """Starts the questions about torch, which take longest; `_torch` reads the answer."""
-    return subprocess.Popen([sys.executable, "-c", _TORCH], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def _torch(asked: subprocess.Popen[str]) -> Iterator[Line]:
-    text, errors = asked.communicate()
+def _torch() -> Iterator[Line]:
+    asked = subprocess.run([sys.executable, "-c", _TORCH], capture_output=True, text=True, check=False)
     if asked.returncode:
-        reason = errors.strip().splitlines()[-1] if errors.strip() else f"ended with {asked.returncode}"
+        reason = asked.stderr.strip().splitlines()[-1] if asked.stderr.strip() else f"ended with {asked.returncode}"
         yield Line(BAD, "torch", reason, "ecrl train and study need it (pip install torch torchvision); verify, report and audit DIR work without")
         return
-    facts = json.loads(text)
+    facts = json.loads(asked.stdout)
     yield Line(GOOD, "torch", f"{facts['version']}, kernels {facts['capability']}, imported in {facts['import_s']:.1f} s")
     if facts.get("reduced"):
         yield Line(GOOD, "gloo", "a group of one reduced a tensor")
@@ -268,10 +263,6 @@ def _torch(asked: subprocess.Popen[str]) -> Iterator[Line]:
         )
     else:
         yield Line(NOTE, "gpu", f"none (CUDA build {facts['cuda_build'] or 'no'})", "runs train on the processor: device=cpu")
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"
 
 
 _CHECKS: tuple[Callable[[], Iterator[Line]], ...] = (_python, _processor, _memory, _limits, _clocks, _loopback, _die_with_parent, _tools)
