@@ -43,7 +43,9 @@ class StepRecorder:
         self.optimizers: List[Any] = []
         self.models: List[Any] = []
         self.depth = 0  # of nested optimizer.step calls
+        self.height = 0  # of the call stack at the outermost of them
         self.dummy = False  # the step under way is none of the training
+        self.closure = False  # the step under way computes its loss itself
         self.waiting = False  # the step under way has a closure, whose backward is still to come
         self.backward_depth = 0
         self.stepped_in_backward = False
@@ -58,7 +60,8 @@ class StepRecorder:
         self.started = False
         self.scale: Optional[float] = None
         self.digested = -1  # the step behind which the state was digested last
-        self.saves: Dict[str, int] = {}  # finished checkpoints: path, and the step behind which it was written
+        self.saves: Dict[str, Dict[str, Any]] = {}  # finished checkpoints, by path: the step behind which it was written
+        self.thread = 0  # that trains
 
     # -- batches
 
@@ -79,6 +82,8 @@ class StepRecorder:
         self.backward_depth += 1
         if self.backward_depth > 1:
             return
+        if not self.closure:
+            self.depth = 0  # a step under way failed and the job goes on: torch calls no post hook then
         self.amend = False
         self.backwards += 1
         queue = self.queues.get(self.asked) if self.asked is not None else None
@@ -105,11 +110,15 @@ class StepRecorder:
 
     def before_step(self, optimizer: Any, closure: bool = False) -> None:
         """`closure`: forward and backward happen inside the step, as in Lightning: what is due in front of the update waits for them."""
+        height = stack_height()
+        if self.depth and height <= self.height:
+            self.depth = 0  # not inside the step under way: that one failed and the job goes on
         self.depth += 1
         if self.depth > 1:
             if not self.dummy:
                 self.know(optimizer)
             return
+        self.height, self.closure = height, closure
         self.dummy = not closure and self.moves_nothing(optimizer)
         if self.dummy:
             return
@@ -181,6 +190,8 @@ class StepRecorder:
             fields["amends"] = True
         else:
             self.steps += 1
+            self.recording.seen = True
+            self.thread = threading.get_ident()
         if self.every and (self.steps + self.strikes.offset) % self.every == 0:
             fields.update(self.state_digests())
         now = time.monotonic()
@@ -213,8 +224,13 @@ class StepRecorder:
 
     def save_begins(self, path: str, **more: Any) -> None:
         """With the state's digests where the step had none: a later attempt that resumes from this is known by them."""
-        state = self.state_digests() if self.started and self.digested != self.steps else {}
-        self.recording.write("save", path=os.path.abspath(path), done=False, after_step=self.steps, **state, **more)
+        overlapped = self.overlapped()
+        state = self.state_digests() if self.started and self.digested != self.steps and not overlapped else {}
+        self.recording.write("save", path=os.path.abspath(path), done=False, after_step=self.steps, **state, **overlapped, **more)
+
+    def overlapped(self) -> Dict[str, bool]:
+        """Marks what another thread saves than the one that trains: it holds the state of an earlier step, and which is not known."""
+        return {"overlapped": True} if self.steps and threading.get_ident() != self.thread else {}
 
     def left_out(self) -> None:
         """The scaler has finished a window: if no optimizer stepped since backward, its gradients overflowed. What it consumed is on no step's
@@ -228,9 +244,9 @@ class StepRecorder:
 
     def saved(self, path: str, after_step: Optional[int] = None, **details: Any) -> None:
         """A checkpoint is complete. Its path is kept: many jobs give it its name by a rename."""
-        path, step = os.path.abspath(path), self.steps if after_step is None else after_step
-        self.saves[path] = step
-        self.recording.write("save", path=path, done=True, after_step=step, **details)
+        path = os.path.abspath(path)
+        self.saves[path] = {"after_step": self.steps, **self.overlapped()} if after_step is None else {"after_step": after_step}
+        self.recording.write("save", path=path, done=True, **self.saves[path], **details)
 
     def renamed(self, source: Any, target: Any) -> None:
         """What was saved under `source`, a file or a folder, is called `target` now."""
@@ -238,12 +254,20 @@ class StepRecorder:
             return
         old, new = os.path.abspath(os.fspath(source)), os.path.abspath(os.fspath(target))
         for path in [path for path in self.saves if path == old or path.startswith(old + os.sep)]:
-            step = self.saves.pop(path)
-            self.saves[new + path[len(old) :]] = step
-            self.recording.write("save", path=new + path[len(old) :], done=True, after_step=step, renamed=path)
+            renamed = new + path[len(old) :]
+            self.saves[renamed] = self.saves.pop(path)
+            self.recording.write("save", path=renamed, done=True, renamed=path, **self.saves[renamed])
 
     def call(self, what: str, **details: Any) -> None:
         self.recording.write("call", what=what, after_step=self.steps, **details)
+
+
+def stack_height() -> int:
+    """How many calls are under way in this thread."""
+    frame, height = sys._getframe(), 0
+    while frame is not None:
+        frame, height = frame.f_back, height + 1  # type: ignore[assignment]
+    return height
 
 
 def alive_in(value: Any) -> List[Any]:
@@ -359,8 +383,8 @@ def patch_backward(torch: Any) -> None:
             found = recorder()
             if found is None:
                 return original(*args, **kwargs)
-            strike_through("backward", lambda found: found.backward_begins(loss_of(*args, **kwargs)))
             try:
+                strike_through("backward", lambda found: found.backward_begins(loss_of(*args, **kwargs)))
                 return original(*args, **kwargs)
             finally:
                 quietly("backward", lambda found: found.backward_ends())
@@ -535,17 +559,17 @@ def patch_serialization(torch: Any) -> None:
 
 def patch_lightning(module: Any) -> None:
     """Lightning serialises into memory and writes the bytes itself."""
-    original = module._atomic_save
+    original = module.TorchCheckpointIO.save_checkpoint
 
     @functools.wraps(original)
-    def saving(checkpoint: Any, filepath: Any) -> None:
-        path, began = os.path.abspath(str(filepath)), time.monotonic()
-        quietly("save", lambda found: found.save_begins(path, by="lightning"))
+    def saving(self: Any, checkpoint: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+        place, began = os.path.abspath(str(path)), time.monotonic()
+        quietly("save", lambda found: found.save_begins(place, by="lightning"))
         strike_through("save", lambda found: found.strikes.at_save(found.steps))
-        original(checkpoint, filepath)
-        quietly("save", lambda found: found.saved(path, by="lightning", seconds=time.monotonic() - began))
+        original(self, checkpoint, path, *args, **kwargs)
+        quietly("save", lambda found: found.saved(place, by="lightning", seconds=time.monotonic() - began))
 
-    module._atomic_save = saving
+    module.TorchCheckpointIO.save_checkpoint = saving
 
 
 def path_of(file: Any) -> str:
@@ -559,13 +583,16 @@ def path_of(file: Any) -> str:
 def patch_dcp(module: Any) -> None:
     """Where DCP's functions are defined, and where its package has them already."""
     package = sys.modules.get("torch.distributed.checkpoint")
-    for name, kind in (("save", "save"), ("async_save", "save"), ("load", "load")):
+    for name in ("save", "async_save", "load"):
         original = getattr(module, name, None)
         if original is not None:
-            followed = followed_dcp(original, kind)
+            followed = followed_dcp(original, name)
             setattr(module, name, followed)
             if getattr(package, name, None) is original:
                 setattr(package, name, followed)
+
+
+_in_background: Dict[str, int] = {}  # checkpoints that async_save is writing, and the thread that asked for each
 
 
 def followed_dcp(original: Any, kind: str) -> Any:
@@ -573,16 +600,23 @@ def followed_dcp(original: Any, kind: str) -> Any:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if recorder() is None or getattr(_own, "saving", False):
             return original(*args, **kwargs)  # one save calls another
-        path, began = dcp_path(args, kwargs), time.monotonic()
-        if kind == "save":
+        path, began, thread = dcp_path(args, kwargs), time.monotonic(), threading.get_ident()
+        inner = kind == "save" and _in_background.get(path, thread) != thread  # async_save calls save in a thread of its own
+        if kind != "load" and not inner:
             quietly("save", lambda found: found.save_begins(path, by="dcp"))
             strike_through("save", lambda found: found.strikes.at_save(found.steps))
+        if kind == "async_save":
+            _in_background[path] = thread
         _own.saving = True
         try:
             result = original(*args, **kwargs)
+        except BaseException:
+            _in_background.pop(path, None)
+            raise
         finally:
             _own.saving = False
-        quietly(kind, lambda found: tell_dcp(found, kind, path, time.monotonic() - began, result))
+        if not inner:
+            quietly(kind, lambda found: tell_dcp(found, kind, path, time.monotonic() - began, result))
         return result
 
     return wrapper
@@ -596,6 +630,7 @@ def tell_dcp(found: StepRecorder, kind: str, path: str, seconds: float, result: 
     steps, future = found.steps, getattr(result, "upload_completion", result)
 
     def done(future: Any = None) -> None:
+        _in_background.pop(path, None)
         if future is None or future.exception() is None:
             found.saved(path, steps, by="dcp", seconds=seconds)
 
@@ -640,8 +675,8 @@ PATCHES: Dict[str, Patch] = {
     "torch.distributed.checkpoint.state_dict_saver": patch_dcp,
     "torch.distributed.checkpoint.state_dict_loader": patch_dcp,
     "torchdata.stateful_dataloader.stateful_dataloader": patch_stateful_loader,
-    "lightning.fabric.utilities.cloud_io": patch_lightning,
-    "lightning_fabric.utilities.cloud_io": patch_lightning,
+    "lightning.fabric.plugins.io.torch_io": patch_lightning,
+    "lightning_fabric.plugins.io.torch_io": patch_lightning,
 }
 
 

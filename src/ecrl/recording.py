@@ -80,6 +80,7 @@ class Recording:
         self.folder, self.pid = folder, os.getpid()
         self.attempt = attempt_number()
         self.broken = False
+        self.seen = False  # the hooks see the steps of this process, and digest its state
         self.watched: Dict[str, Any] = {}
         self._fd = -1
         self._rank = 0
@@ -115,7 +116,7 @@ class Recording:
         self.watched.update(named)
 
     def declared_step(self, step: int, losses: List[float], ids: Optional[List[int]], more: Dict[str, Any]) -> None:
-        """A step that the job itself tells of, with digests of what it watches."""
+        """A step that the job itself tells of, with digests of what it watches; where the hooks see its steps, model and optimizer are on record."""
         fields: Dict[str, Any] = {"step": step, "declared": True, "losses": losses}
         try:
             fields.update(self._watched_digests())
@@ -132,6 +133,8 @@ class Recording:
         from ecrl import digests
 
         found: Dict[str, Any] = {"watched": digests.watched(self.watched)}
+        if self.seen:
+            return found
         model, optimizer = self.watched.get("model"), self.watched.get("optimizer")
         if model is not None:
             found["params"] = digests.of_named(model.named_parameters())

@@ -156,5 +156,5 @@ def _steps_of(path: str) -> List[Tuple[int, str, str]]:
                 steps.append((offset, line.get("params", ""), line.get("optimizer", "")))
             elif line.get("params") and line.get("type") in ("step", "save"):
                 number = line["step"] if line["type"] == "step" else line["after_step"]
-                steps.append((number + offset, line["params"], line.get("optimizer", "")))
+                steps.append((number + (0 if line.get("declared") else offset), line["params"], line.get("optimizer", "")))
     return steps

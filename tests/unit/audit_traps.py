@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import itertools
+import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+import ecrl
 from ecrl import hooks
 
 
@@ -259,6 +265,119 @@ def dcp() -> None:
     load({"model": model.state_dict()}, storage_reader=package.FileSystemReader(folder), no_dist=True)
 
 
+def dcp_in_background() -> None:
+    """async_save calls save in a thread of its own, which is still writing when the job has done two more steps."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as package
+
+    class Slow(package.FileSystemWriter):
+        def set_up_storage_writer(self, *args: Any, **kwargs: Any) -> None:
+            assert stepped.wait(60)
+            super().set_up_storage_writer(*args, **kwargs)
+
+    stepped = threading.Event()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model, optimizer, loader = parts()
+    for number, batch in enumerate(loader):
+        loss_of(model, batch).backward()
+        optimizer.step()
+        if number == 1:
+            writer = Slow(os.environ["ECRL_RECORD"] + "-dcp")
+            future = package.async_save({"model": model.state_dict()}, storage_writer=writer)
+    stepped.set()
+    future.result()
+    dist.destroy_process_group()
+
+
+def saved_by_a_thread() -> None:
+    """The state of step 2, written when the job has done all four."""
+    model, optimizer, loader = parts()
+    stepped = threading.Event()
+
+    def write(state: Any) -> None:
+        assert stepped.wait(60)
+        torch.save(state, os.environ["ECRL_RECORD"] + ".pt")
+
+    for number, batch in enumerate(loader):
+        loss_of(model, batch).backward()
+        optimizer.step()
+        if number == 1:
+            writer = threading.Thread(target=write, args=(copy.deepcopy(model.state_dict()),))
+            writer.start()
+    stepped.set()
+    writer.join()
+
+
+def failed_steps() -> None:
+    """The second step fails inside its update, the fourth in its closure, in front of its backward; the job goes on behind both, one call deeper
+    behind the first."""
+    model, optimizer, loader = parts()
+    number = 0
+
+    def fails() -> None:
+        if number == 1:
+            raise RuntimeError("a failed update")
+
+    def loss() -> torch.Tensor:
+        if number == 3:
+            raise RuntimeError("out of memory")
+        made = loss_of(model, batch)
+        made.backward()
+        return made
+
+    def plain_step() -> None:
+        loss()
+        optimizer.step()
+
+    optimizer.register_step_pre_hook(lambda *args: fails())
+    for number, batch in zip(range(5), itertools.chain(loader, loader)):  # noqa: B905, B007
+        optimizer.zero_grad()
+        with contextlib.suppress(RuntimeError):
+            if number < 2:
+                loss()
+                optimizer.step()
+            elif number == 2:
+                plain_step()
+            else:
+                optimizer.step(loss)
+
+
+def planned_failure_caught() -> None:
+    """It strikes in front of the first backward, where no optimizer is known yet, and the job goes on."""
+    planned = {"index": 0, "attempt": 0, "kind": "raise", "rank": 0, "step": 1, "moment": "backward"}
+    os.environ["ECRL_STRIKES"] = json.dumps([planned])
+    model, optimizer, loader = parts()
+    for batch in loader:
+        optimizer.zero_grad()
+        with contextlib.suppress(RuntimeError):
+            loss_of(model, batch).backward()
+            optimizer.step()
+    del os.environ["ECRL_STRIKES"]
+
+
+def told_and_seen() -> None:
+    """A job that the hooks see and that tells of its steps too: two undisturbed arms, and one that stops behind step 2 and goes on from there."""
+    where, state = Path(os.environ["ECRL_RECORD"]), None
+    for arm, attempt, first, last in (("struck", 0, 1, 2), ("ref", 0, 1, 4), ("struck", 1, 3, 4), ("ref2", 0, 1, 4)):
+        os.environ |= {"ECRL_RECORD": str(where / arm), "ECRL_ATTEMPT": str(attempt)}
+        model, optimizer, loader = parts()
+        if attempt and state is not None:
+            model.load_state_dict(state[0])
+            optimizer.load_state_dict(state[1])
+        session = ecrl.session()
+        session.watch(model=model, optimizer=optimizer)
+        for step, batch in enumerate(loader, start=1):
+            if first <= step <= last:
+                optimizer.zero_grad()
+                loss = loss_of(model, batch)
+                loss.backward()
+                optimizer.step()
+                session.step(step, loss=loss)
+        if (arm, attempt) == ("struck", 0):
+            state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    os.environ["ECRL_ATTEMPT"] = "0"
+
+
 def graph_is_let_go() -> None:
     """The recorder keeps no loss with its graph: what the graph saved is gone when the job lets go of it."""
     import weakref
@@ -279,6 +398,7 @@ LOOPS: tuple[Callable[[], None], ...] = (
     *(step_calls_step, overflow, no_ids, workers, odd_batches),
     *(fused_overflow, zero_redundancy, wrapped_iterators, closure, dcp, graph_is_let_go),
     *(loss_inside_the_step, dummy_step, renamed),
+    *(dcp_in_background, saved_by_a_thread, failed_steps, planned_failure_caught, told_and_seen),
 )
 
 

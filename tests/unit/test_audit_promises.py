@@ -15,7 +15,7 @@ from ecrl_cli.audit.page import page
 from ecrl_cli.audit.records import read_arm
 from ecrl_cli.audit.verdict import AuditVerdict, render
 from ecrl_cli.cli.audit import audit
-from ecrl_cli.errors import EvidenceMissing, RecordError
+from ecrl_cli.errors import ConfigError, EvidenceMissing, RecordError
 from tests.unit.audit_recordings import LAST, attempt_lines, change, healthy, ids, told, write, write_arm
 
 
@@ -351,6 +351,28 @@ def test_the_earliest_broken_promise_is_the_diagnosis(recorded: Path) -> None:
     verdict = judged(recorded)
     assert status(verdict, "exactly once") == ["broken"]
     assert verdict.diagnosis == "in step 13, rank 0, 1: the gradient scaler was not restored"
+
+
+def test_another_number_of_overflows_is_the_scaler_and_not_the_data(recorded: Path) -> None:
+    """In the last attempt, which goes on behind step 12, rank 1 skips a step behind its second one: the batches of step 15 are others by nature."""
+    change(recorded, 2, lambda line: line | {"ids": ids(16, 1)} if line["type"] == "batch" and line["n"] == 3 else line, (1,))
+    (path,) = (recorded / "struck" / "attempt-02").glob("rank1-*.jsonl")
+    path.write_text(path.read_text() + json.dumps({"type": "skip", "after_step": 2, "batches": []}) + "\n")
+    verdict = judged(recorded)
+    said = "in front of step 15, gradients of rank 1 overflowed once, in the undisturbed run never"
+    assert verdict.diagnosis == f"{said}: the gradient scaler was not restored"
+    (finding,) = [found for found in verdict.findings if found.promise == "exactly once"]
+    assert finding.status == "not checked" and finding.message == f"{said}: from there on the steps have other samples by nature"
+
+
+@pytest.mark.parametrize("words", [["."], ["--", "true", "{dir}"]])
+def test_a_report_that_could_not_be_written_is_refused_before_anything_is_done(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be written; name a file in a folder that there is"):
+        audit(["--junit", "none/out.xml", *words], say=lambda line: None)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_samples_in_any_order_are_not_missing_where_the_job_ended_early(recorded: Path) -> None:

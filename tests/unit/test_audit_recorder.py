@@ -7,14 +7,20 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import ecrl
+from ecrl.recording import Recording
+from ecrl.strikes import Strikes
 from ecrl_cli.audit.audit import judge_folder
-from ecrl_cli.audit.records import Process, read_arm
+from ecrl_cli.audit.lineage import path_of
+from ecrl_cli.audit.records import Arm, Process, read_arm
+from ecrl_cli.audit.verdict import render
+from tests.unit.audit_recordings import write
 
 HERE = Path(__file__).parents[2]
 PAIRS = [("0", "1"), ("2", "3"), ("4", "5"), ("6", "7")]
@@ -96,6 +102,40 @@ def test_dcp_is_followed_wherever_it_is_imported_from(recorded: Path) -> None:
     assert [(load["path"], load["after_step"]) for load in found.loads] == [(folder, 4)]
 
 
+def test_a_save_of_dcp_in_the_background_is_one_save_of_its_own_step(recorded: Path) -> None:
+    found = process(recorded, "dcp_in_background")
+    folder = str(recorded / "dcp_in_background-dcp")
+    assert [(save["path"], save["done"], save["after_step"]) for save in found.saves] == [(folder, False, 2), (folder, True, 2)]
+    assert [step.number for step in found.steps] == [1, 2, 3, 4]
+
+
+def test_what_another_thread_saves_is_of_no_known_step(recorded: Path) -> None:
+    """Nobody can be held to it as the newest checkpoint, and its digests would be those of a later state."""
+    found = process(recorded, "saved_by_a_thread")
+    assert [(save["done"], save.get("overlapped"), save.get("params")) for save in found.saves] == [(False, True, None), (True, True, None)]
+    struck = Arm("struck", recorded, {0: [found], 1: [replace(found, attempt=1)]})
+    assert path_of(struck).resumed[0].newest_saved is None
+
+
+def test_a_job_that_catches_a_failed_step_is_followed_behind_it(recorded: Path) -> None:
+    """The batch of a failed update is of the next step that succeeds; that of a loss that was never computed is of none."""
+    steps = process(recorded, "failed_steps").steps
+    assert [step.samples for step in steps] == [("0", "1"), ("2", "3", "4", "5"), ("0", "1")]
+
+
+def test_a_job_that_catches_a_planned_failure_is_followed_behind_it(recorded: Path) -> None:
+    steps = process(recorded, "planned_failure_caught").steps
+    assert [step.samples for step in steps] == [("0", "1", "2", "3"), ("4", "5"), ("6", "7")]
+
+
+def test_a_job_that_tells_of_steps_that_are_seen_too_is_judged_by_its_digests(recorded: Path) -> None:
+    verdict = judge_folder(recorded / "told_and_seen", None, "auto")
+    kept = {finding.promise for finding in verdict.findings if finding.status == "kept"}
+    assert {"restored: parameters", "restored: optimizer", "same trajectory", "same end"} <= kept, render(verdict, "audit")
+    lines = [json.loads(line) for line in next((recorded / "told_and_seen" / "struck" / "attempt-01").glob("*.jsonl")).read_text().splitlines()]
+    assert next(line["resumed_after"] for line in lines if line["type"] == "start") == 2
+
+
 def test_where_the_loss_is_computed_inside_the_step_the_start_is_recorded_behind_it(recorded: Path) -> None:
     """Else its generators would be those in front of the first dropout, which no step has."""
     found = process(recorded, "loss_inside_the_step")
@@ -162,6 +202,16 @@ def test_a_session_digests_what_the_job_watches(monkeypatch: pytest.MonkeyPatch,
     verdict = judge_folder(tmp_path, None, "auto")
     assert verdict.diagnosis == "differs from step 2 on, first in watched: what the job watches by name was not restored"
     assert verdict.arms[0].path.steps[1][0][1].digests.keys() >= {"params", "watched"}
+
+
+def test_a_step_that_the_job_tells_of_has_the_number_of_the_whole_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The recorder's own count begins anew with each attempt: attempt 1 went on behind step 8, and what it calls step 2 is step 10."""
+    told = {"type": "step", "declared": True, "step": 10, "params": "aa", "optimizer": "bb"}
+    seen = {"type": "step", "step": 4, "params": "cc", "optimizer": "dd"}
+    start = {"type": "start", "resumed_after": 8, "params": "xx", "optimizer": "yy"}
+    write(tmp_path, 1, 0, [start, told, seen])
+    monkeypatch.setenv("ECRL_ATTEMPT", "2")
+    assert [Strikes(Recording(str(tmp_path)), []).resumed_after(*state) for state in (("aa", "bb"), ("cc", "dd"))] == [10, 12]
 
 
 def test_without_a_folder_a_session_does_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

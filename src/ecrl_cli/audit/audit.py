@@ -73,7 +73,7 @@ def _check_folder(folder: Path) -> None:
 
 def _references(job: Job, config: AuditConfig, folder: Path, say: Say) -> list[Arm]:
     found = []
-    undisturbed = Job(job.words, replace(job.keys, max_restarts=0), job.recorder)
+    undisturbed = replace(job, keys=replace(job.keys, max_restarts=0))
     for number in range(1, config.audit.references + 1):
         name = "ref" if number == 1 else f"ref{number}"
         say(f"{name}: undisturbed")
@@ -88,7 +88,7 @@ def _struck(job: Job, planned: PlannedArm, folder: Path, say: Say) -> Arm:
     what = ", ".join(f"{strike.kind} of rank {strike.rank} at step {strike.step} ({strike.moment})" for strike in planned.strikes)
     say(f"{planned.name}: {what}; {planned.why}")
     if not planned.elastic:
-        job = Job(job.words, replace(job.keys, elastic=""), job.recorder)
+        job = replace(job, keys=replace(job.keys, elastic=""))
     run_arm(job, folder / planned.name, planned.strikes, say)
     return read_arm(folder / planned.name)
 
@@ -98,7 +98,7 @@ def _cold(job: Job, reference: Arm, folder: Path, say: Say) -> list[Arm]:
     last, rank = path_of(reference).last, max(process.rank for process in reference.processes)
     say(f"{cold.NAME}: a start with nothing to resume from, for {cold.STEPS} steps")
     strikes = (PlannedStrike(0, 0, "kill", rank, cold.STEPS + 1, "before"),) if last > cold.STEPS else ()
-    run_arm(Job(job.words, replace(job.keys, max_restarts=0, elastic=""), job.recorder, cold=True), folder / cold.NAME, strikes, say)
+    run_arm(replace(job, keys=replace(job.keys, max_restarts=0, elastic=""), cold=True), folder / cold.NAME, strikes, say)
     try:
         return [read_arm(folder / cold.NAME)]
     except EvidenceMissing:

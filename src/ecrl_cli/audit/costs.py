@@ -29,8 +29,7 @@ def costs_of(judged: Judged) -> Costs:
     attempts = {number: _first_rank(processes) for number, processes in sorted(judged.arm.attempts.items())}
     wall = sum(launch.seconds for launch in judged.arm.launches)
     usual = {number: median(step.seconds for step in process.steps) for number, process in attempts.items() if process is not None and process.steps}
-    counted = [attempt for number in judged.path.steps for attempt in [min(attempt for attempt, _ in judged.path.steps[number].values())]]
-    useful = sum(usual.get(attempt, 0.0) for attempt in counted)
+    useful = sum(usual.get(judged.path.attempt_of(number), 0.0) for number in judged.path.steps)
     timed = [process.steps for process in attempts.values() if process is not None and process.steps]
     restarts = [after[0].at - before[-1].at for before, after in itertools.pairwise(timed) if _clock_went_on(before, after)]
     return Costs(
@@ -39,7 +38,7 @@ def costs_of(judged: Judged) -> Costs:
         attempt_seconds=tuple(launch.seconds for launch in judged.arm.launches),
         save_seconds=tuple(float(save["seconds"]) for process in judged.arm.processes for save in process.saves if save.get("seconds")),
         restart_seconds=tuple(restarts),
-        steps_done_again=len({(step, attempt) for step, _, attempt, _, _ in judged.path.done_again}),
+        steps_done_again=judged.path.steps_done_again,
         goodput=min(1.0, useful / wall) if wall > 0 and any(True for _ in walk(judged.path)) else None,
     )
 

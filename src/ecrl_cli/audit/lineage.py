@@ -48,6 +48,15 @@ class Path:
     def last(self) -> int:
         return max(self.steps, default=0)
 
+    def attempt_of(self, step: int) -> int:
+        """The attempt that step `step` counts from: the first of its ranks'."""
+        return min(attempt for attempt, _ in self.steps[step].values())
+
+    @property
+    def steps_done_again(self) -> int:
+        """How many passes of a step, of all ranks together, another attempt had done before."""
+        return len({(step, attempt) for step, _, attempt, _, _ in self.done_again})
+
 
 def path_of(arm: Arm) -> Path:
     """Follow the attempts of `arm`; a later attempt overwrites the steps that it repeats."""
@@ -69,7 +78,8 @@ def path_of(arm: Arm) -> Path:
         _overwrite(steps, again, processes, (number, sizes), offset)
         for process in processes:
             states += _states(process, offset)
-            saves += [(offset + save["after_step"], str(save.get("path", ""))) for save in process.saves if save.get("done")]
+            finished = [save for save in process.saves if save.get("done") and not save.get("overlapped")]
+            saves += [(offset + save["after_step"], str(save.get("path", ""))) for save in finished]
     return Path(steps, again, resumed, offsets, resized)
 
 

@@ -100,7 +100,7 @@ def _fingerprint(judged: Judged, compared: bool) -> dict[str, Any]:
     steps = sorted(judged.path.steps)
     width = max(1.0, min(float(_CELL), (_MOST - _LEFT) / max(1, len(steps))))
     rows = [_row(judged, component, place, steps, width, compared) for place, component in enumerate(COMPONENTS)]
-    attempts = [min(attempt for attempt, _ in judged.path.steps[step].values()) for step in steps]
+    attempts = [judged.path.attempt_of(step) for step in steps]
     deaths = [_LEFT + index * width for index in range(1, len(steps)) if attempts[index] != attempts[index - 1]]
     begun = [index for index in range(len(steps)) if index == 0 or attempts[index] != attempts[index - 1]]
     labels = [{"x": _LEFT + index * width, "text": f"attempt {attempts[index]}" if index == 0 else str(attempts[index])} for index in begun]

@@ -222,6 +222,5 @@ def progress(judged: Judged) -> Finding:
         return Finding(promise, BROKEN, f"attempt {first.attempt} ended by itself with {ending(first.exit_code, first.signal)}", arm)
     if left:
         return Finding(promise, BROKEN, f"{left} processes outlived their attempt", arm)
-    again = len({(number, attempt) for number, _, attempt, _, _ in judged.path.done_again})
     seconds = sum(before.seconds for _, rank, _, before, _ in judged.path.done_again if rank == 0)
-    return Finding(promise, KEPT, f"{len(launches) - 1} restarts, {again} steps done again ({seconds:.2g} s of work)", arm)
+    return Finding(promise, KEPT, f"{len(launches) - 1} restarts, {judged.path.steps_done_again} steps done again ({seconds:.2g} s of work)", arm)

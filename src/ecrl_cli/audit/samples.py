@@ -31,7 +31,7 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Findin
             due = reference.path.steps.get(number, {}).get(rank)
             if due is None or not step.samples or not due[1].samples or step.samples == due[1].samples:
                 continue
-            if said := overflowed(judged, reference, number, rank):
+            if said := _overflowed(judged, reference, (_skips(judged), _skips(reference)), number, rank):
                 return Finding(promise, NOT_CHECKED, f"{said}: from there on the steps have other samples by nature", arm, number)
             return Finding(
                 promise, BROKEN, _told(judged, number, rank, attempt, step), arm, number, (_first_ids(step, due[1]), *_hints(judged, attempt))
@@ -40,32 +40,46 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Findin
 
 
 def same_overflows(judged: Judged, reference: Judged | None) -> Iterator[Finding]:
-    """Broken where the gradient scaler left out other windows than in the undisturbed run; nothing to say otherwise."""
+    """Broken where the gradient scaler skipped other steps than in the undisturbed run; nothing to say otherwise."""
     if reference is None or judged.path.resized:
         return
+    ours, theirs = _skips(judged), _skips(reference)
+    if not ours and not theirs:
+        return
     for number, rank, _ in walk(judged.path):
-        if rank in reference.path.steps.get(number, {}) and (said := overflowed(judged, reference, number, rank)):
+        if rank in reference.path.steps.get(number, {}) and (said := _overflowed(judged, reference, (ours, theirs), number, rank)):
             yield Finding("restored: scaler", BROKEN, f"{said}: {MEANING['scale']}", judged.arm.name, number)
             return
 
 
-def overflowed(judged: Judged, reference: Judged, number: int, rank: int) -> str:
-    """Whether the gradient scaler left out other windows in front of step `number` than in the undisturbed run, in words; empty if not.
+Skips = dict[tuple[int, int], Counter[int]]  # by attempt and rank: how often the gradient scaler skipped a step, by the step before
+
+
+def _skips(judged: Judged) -> Skips:
+    found: Skips = {}
+    for attempt, processes in judged.arm.attempts.items():
+        for process in processes:
+            if process.skips:
+                found.setdefault((attempt, process.rank), Counter()).update(process.skips)
+    return found
+
+
+def _overflowed(judged: Judged, reference: Judged, skips: tuple[Skips, Skips], number: int, rank: int) -> str:
+    """Whether the gradient scaler skipped more or fewer steps in front of step `number` than in the undisturbed run, in words; empty if not.
 
     An attempt that goes on behind some of them has fewer in front of its first step.
     """
     attempt = judged.path.steps[number][rank][0]
     before = number - 1 - judged.path.offsets.get(attempt, 0)
-    ours = _left_out(judged, attempt, rank, before)
-    theirs = _left_out(reference, reference.path.steps[number][rank][0], rank, number - 1)
+    ours = skips[0].get((attempt, rank), Counter())[before]
+    theirs = skips[1].get((reference.path.steps[number][rank][0], rank), Counter())[number - 1]
     if ours == theirs or (ours < theirs and before == 0):
         return ""
-    return f"in front of step {number}, rank {rank}, {ours} windows overflowed, {theirs} in the undisturbed run"
+    return f"in front of step {number}, gradients of rank {rank} overflowed {_times(ours)}, in the undisturbed run {_times(theirs)}"
 
 
-def _left_out(judged: Judged, attempt: int, rank: int, after_step: int) -> int:
-    processes = [process for process in judged.arm.attempts[attempt] if process.rank == rank]
-    return sum(skip == after_step for process in processes for skip in process.skips)
+def _times(count: int) -> str:
+    return {0: "never", 1: "once"}.get(count, f"{count} times")
 
 
 def _by_all_ranks(judged: Judged, reference: Judged) -> Finding:

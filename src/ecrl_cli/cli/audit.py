@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
@@ -34,30 +35,30 @@ def _run(keys: list[str], command: tuple[str, ...], say: Callable[[str], None]) 
 
     if not command:
         raise ConfigError("COMMAND", "is missing", "write it behind --: ecrl audit -- python train.py --out {dir}")
-    as_json = "--json" in keys
-    keys, report = _without_junit(keys)
-    arguments = parse([quoted(key) for key in keys if key != "--json"], PRIMARY)
+    flags, keys = reporting().parse_known_args(keys)
+    _check_junit(flags.junit)
+    arguments = parse([quoted(key) for key in keys], PRIMARY)
     with initialized(PRIMARY):
         config = build_audit(compose(PRIMARY, [override.input_line or "" for override in arguments.overrides]))
     os.umask(0o077)
     folder, verdict = run_audit(config, command, say)
-    _answer(verdict, folder, as_json)
-    if report:
-        report.write_text(junit(verdict, folder.name), encoding="utf-8")
+    _answer(verdict, folder, flags)
     say(f"page: {folder / 'report' / 'index.html'}")
     return EXIT_CODES[verdict.status]
 
 
-def _without_junit(keys: list[str]) -> tuple[list[str], Path | None]:
-    """The keys without `--junit FILE` or `--junit=FILE`, and FILE."""
-    for place, key in enumerate(keys):
-        if key.startswith("--junit="):
-            return keys[:place] + keys[place + 1 :], Path(key.removeprefix("--junit="))
-        if key == "--junit":
-            if place + 1 == len(keys):
-                raise ConfigError("--junit", "names no file", "write --junit out.xml")
-            return keys[:place] + keys[place + 2 :], Path(keys[place + 1])
-    return keys, None
+def reporting() -> Parser:
+    """The flags that say how to answer, of an audit that is run and of one that is judged."""
+    made = Parser(prog="ecrl audit", add_help=False, allow_abbrev=False)
+    made.add_argument("--junit", type=Path)
+    made.add_argument("--json", action="store_true")
+    return made
+
+
+def _check_junit(report: Path | None) -> None:
+    """ConfigError before anything is run, if the report could not be written behind it."""
+    if report is not None and (not report.absolute().parent.is_dir() or report.is_dir()):
+        raise ConfigError("--junit", f"{shown(str(report))} cannot be written", "name a file in a folder that there is")
 
 
 def quoted(text: str) -> str:
@@ -76,32 +77,31 @@ def _judge(words: list[str]) -> int:
         return _compare_states(flags.folders)
     if len(flags.folders) != 1 or not flags.folders[0].is_dir():
         raise ConfigError("ecrl audit", f"needs the folder of a recording, got {shown(' '.join(map(str, flags.folders)))}", "or a command behind --")
+    _check_junit(flags.junit)
     folder = flags.folders[0].absolute()
     verdict = judge_folder(folder, flags.reference, flags.order)
     write_result(folder, verdict, {})
-    _answer(verdict, folder, flags.json)
-    if flags.junit:
-        flags.junit.write_text(junit(verdict, folder.name), encoding="utf-8")
+    _answer(verdict, folder, flags)
     return EXIT_CODES[verdict.status]
 
 
 def parser() -> Parser:
     """The argument parser for `ecrl audit DIR` and `--state`, where no command is run."""
-    made = Parser(prog="ecrl audit", add_help=False, allow_abbrev=False)
+    made = Parser(prog="ecrl audit", add_help=False, allow_abbrev=False, parents=[reporting()])
     made.add_argument("folders", nargs="+", type=Path)
     made.add_argument("--state", action="store_true")
     made.add_argument("--reference", type=Path)
     made.add_argument("--order", choices=("auto", "declared", "free"), default="auto")
-    made.add_argument("--junit", type=Path)
-    made.add_argument("--json", action="store_true")
     return made
 
 
-def _answer(verdict: AuditVerdict, folder: Path, as_json: bool) -> None:
-    if as_json:
+def _answer(verdict: AuditVerdict, folder: Path, flags: Namespace) -> None:
+    if flags.json:
         sys.stdout.write(json.dumps(verdict.to_json(), indent=2) + "\n")
     else:
         out(render(verdict, folder.name))
+    if flags.junit:
+        flags.junit.write_text(junit(verdict, folder.name), encoding="utf-8")
 
 
 def _compare_states(paths: list[Path]) -> int:

@@ -143,8 +143,8 @@ Examples
 """
 
 _AUDIT = """\
-ecrl audit [KEY=VALUE ...] [run_dir=DIR] [--json] -- COMMAND
-ecrl audit DIR [--reference DIR] [--order declared|free] [--junit out.xml] [--json]
+ecrl audit [KEY=VALUE ...] [run_dir=DIR] [--junit FILE] [--json] -- COMMAND
+ecrl audit DIR [--reference DIR] [--order declared|free] [--junit FILE] [--json]
 ecrl audit --state A B
 
 Judges a torch training job that ECRL did not write, with no change to its script: runs it undisturbed (twice), then once for each planned failure,
@@ -162,7 +162,10 @@ Examples
   failure=KIND       kill, term, exit, stop, raise, oom, at failure.steps=[STEP] or [STEP.MOMENT] (before, backward, optimizer, save) of failure.rank;
                      several steps: one after the other. Without it three kills are drawn from what the undisturbed run showed:
                      between two checkpoints, right behind one, and in a later epoch
-  audit.references=N undisturbed runs (2); audit.digests=N: digest the state every N steps (1; 0: never); audit.order=free: samples in any order
+  audit.references=N undisturbed runs (2); audit.order=free: samples in any order
+  audit.digests=N    digest the state every N steps (1) and at each checkpoint; 0: at checkpoints only
+  audit.cold=true    also start it with nothing to resume from: a resumed attempt must differ from that
+  audit.elastic=TEXT the command from the second attempt on of one more arm, with another number of processes
   --reference DIR    an undisturbed recording from elsewhere
   --junit FILE       the promises as JUnit XML
 
