@@ -24,6 +24,7 @@ from ecrl_cli.studies.corruption.content import image_of, store_in, training_spe
 from ecrl_cli.studies.corruption.in_memory import look_at
 from ecrl_cli.studies.corruption.published import seen_by
 from ecrl_cli.studies.corruption.study import STUDY
+from ecrl_cli.studies.frame.checkpointers import TORCH_CHECKPOINTING, lacking
 from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.store_fixture import GUARD, files_under
 from ecrl_cli.studies.frame.study import Record, Results, StudyContext, Trial
@@ -204,8 +205,11 @@ def test_the_rows_show_every_layer_and_the_accepted(setting: StudyContext) -> No
 def test_what_the_machine_forbids_is_a_skip_and_no_trial(setting: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structural, "able", lambda setting: frozenset({""}))
     monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(stock_loaders, "lacking", lambda name: "not installed" if name == TORCH_CHECKPOINTING else "")
     study = STUDY.open(setting)
-    assert {skip.arm for skip in study.skips()} == {"structural: part a device", *(f"clean: copies by {name}" for name in recovery.COMMANDS)}
+    assert {trial.facts["loader"] for trial in of_arm(setting, "anchors")} == {*stock_loaders.LOADERS} - {TORCH_CHECKPOINTING}
+    absent = ("structural: part a device", f"anchors: {TORCH_CHECKPOINTING}")
+    assert {skip.arm for skip in study.skips()} == {*absent, *(f"clean: copies by {name}" for name in recovery.COMMANDS)}
     assert not [trial for trial in study.plan() if trial.facts.get("row") == "part a device"]
 
 
@@ -317,6 +321,8 @@ def test_the_integrity_check_is_whole_again_after_a_mutant() -> None:
 
 @pytest.mark.parametrize("loader", stock_loaders.LOADERS)
 def test_a_stock_loader_answers_every_flip(setting: StudyContext, loader: str) -> None:
+    if reason := lacking(stock_loaders.LOADERS[loader]):
+        pytest.skip(reason)
     found = records(setting, [trial for trial in of_arm(setting, "anchors") if trial.facts["loader"] == loader])
     assert sum(found[0].found[name] for name in ("raised", "silent_wrong", "harmless")) == SMALL.flips
     assert not failed(findings(found))

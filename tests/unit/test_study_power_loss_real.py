@@ -19,6 +19,7 @@ from ecrl_cli.config.studies import PowerLoss
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.storage.fs import PosixFs
+from ecrl_cli.studies.frame.checkpointers import TORCH_CHECKPOINTING, lacking
 from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.studies.power_loss import real_arms
 from ecrl_cli.studies.power_loss.disk_mounts import cut_off
@@ -26,7 +27,7 @@ from ecrl_cli.studies.power_loss.disk_server import DiskWrite, LoggedDisk, read_
 from ecrl_cli.studies.power_loss.real_arms import RealArms
 from ecrl_cli.studies.power_loss.real_blocks import PAGE, State, crash_states
 from ecrl_cli.studies.power_loss.real_findings import classes_seen, not_kinder, real_findings
-from ecrl_cli.studies.power_loss.real_process import Answer, Saver, outcome_of
+from ecrl_cli.studies.power_loss.real_process import TORCH_SUBJECTS, Answer, Saver, outcome_of
 from ecrl_cli.studies.power_loss.subject_store import PLANTS, Payload, Recovered, StoreSubject
 from tests.conftest import comes_true
 
@@ -177,11 +178,13 @@ def test_each_planted_fault_changes_what_is_promised_and_nothing_else(tmp_path: 
     assert {variant: run(variant) for variant in expected} == expected
 
 
-@pytest.mark.parametrize("kind", ["torch.save", "torch.save-durable", "dcp"])
+@pytest.mark.parametrize("kind", TORCH_SUBJECTS)
 def test_the_other_subjects_are_read_by_their_own_readers(tmp_path: Path, kind: str) -> None:
-    from ecrl_cli.studies.power_loss.subject_torch import DistributedCheckpoint, TorchSave
+    from ecrl_cli.studies.power_loss.subject_torch import subject as subject_named
 
-    subject: Any = DistributedCheckpoint(tmp_path, PAYLOAD) if kind == "dcp" else TorchSave(tmp_path, PAYLOAD, durable=kind.endswith("durable"))
+    if reason := lacking(kind):
+        pytest.skip(reason)
+    subject = subject_named(kind, tmp_path, PAYLOAD)
     assert saved(subject) == [1, 2]
     assert subject.recover(go_on=False) == Recovered(2, True, 0)
     newest = max(path for path in tmp_path.rglob("*") if path.is_file() and "00000002" in str(path))
@@ -309,9 +312,11 @@ def test_without_root_both_arms_are_skipped_with_the_reason(tmp_path: Path, monk
 
 
 @pytest.mark.usefixtures("fake_rig")
-def test_what_cannot_be_mounted_or_cut_off_is_skipped_with_the_reason(tmp_path: Path) -> None:
+def test_what_cannot_be_mounted_or_cut_off_is_skipped_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_arms, "lacking", lambda name: "not installed" if name == TORCH_CHECKPOINTING else "")
     study = arms(tmp_path, real_trials=1)
     assert {(skip.arm, skip.reason) for skip in study.skips()} == {
+        (f"shutdown: {TORCH_CHECKPOINTING}", "not installed"),
         ("shutdown/xfs", "no such file system"),
         ("blocks/xfs", "no such file system"),
         ("shutdown/btrfs", "refuses FS_IOC_SHUTDOWN: ENOTTY (errno 25)"),

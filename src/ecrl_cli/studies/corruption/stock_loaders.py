@@ -1,4 +1,4 @@
-"""How stock loaders react to one flipped bit, for comparison. The study's only file that imports torch, and only when it runs."""
+"""How stock loaders react to one flipped bit, for comparison. Imports torch, and only when it runs."""
 
 from __future__ import annotations
 
@@ -6,27 +6,22 @@ import random
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from contextlib import redirect_stderr
-from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from ecrl_cli.studies.corruption.byte_faults import bitflip
-from ecrl_cli.studies.frame.study import Arm, StudyContext, Trial, asked
+from ecrl_cli.studies.frame.checkpointers import NAMES, Checkpointer, State, checkpointer, lacking
+from ecrl_cli.studies.frame.study import Arm, Skip, StudyContext, Trial, asked
 
 SLICE = 50
-LOADERS = ("torch.load", "safetensors", "torch.distributed.checkpoint")
+LOADERS = {"torch.load": "torch.save", **{name: name for name in NAMES[1:]}}  # by the name in the tables
 _MODEL, _OPTIMIZER = 128 * 1024 // 4, 64 * 1024 // 4  # float32 values in the published payload
 
-State = dict[str, Any]  # torch.Tensor by name
 
-
-@dataclass(frozen=True)
-class Loader:
-    save: Callable[[State, Path], None]
-    load: Callable[[State, Path], State]
+def skips() -> list[Skip]:
+    return [Skip(f"anchors: {name}", reason) for name, module in LOADERS.items() if (reason := lacking(module))]
 
 
 def _trials(setting: StudyContext) -> list[Trial]:
@@ -34,24 +29,26 @@ def _trials(setting: StudyContext) -> list[Trial]:
     return [
         Trial(f"anchors/{name}/{number:03d}", {"arm": "anchors", "loader": name, "flips": min(SLICE, count - start)})
         for number, start in enumerate(range(0, count, SLICE))
-        for name in LOADERS
+        for name, module in LOADERS.items()
+        if not lacking(module)
     ]
 
 
 def _run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
     """Save once; then flip one bit anywhere in the output, load, and restore the bit. Only the loader's result is judged."""
-    loader, root, rng = _loaders()[str(trial.facts["loader"])], setting.scratch / "stock", setting.rng(trial.key)
+    loader, root, rng = checkpointer(LOADERS[str(trial.facts["loader"])]), setting.scratch / "stock", setting.rng(trial.key)
     state = _state(rng.getrandbits(48))
     counts: Counter[str] = Counter()
+    path = root / f"state{loader.suffix}"
     root.mkdir()
     try:
         with warnings.catch_warnings(), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
-            loader.save(state, root)
+            loader.save(state, path)
             files = sorted(path for path in root.rglob("*") if path.is_file())
-            assert _outcome(loader, state, root) == "harmless"
+            assert _outcome(loader, state, path) == "harmless"
             for _ in range(int(trial.facts["flips"])):
-                counts[_flipped(loader, state, root, _by_size(files, rng), rng)] += 1
+                counts[_flipped(loader, state, path, _by_size(files, rng), rng)] += 1
     finally:
         shutil.rmtree(root)
     return {"outcome": "silent_wrong" if counts["silent_wrong"] else "detected"} | {
@@ -64,19 +61,19 @@ def _by_size(files: list[Path], rng: random.Random) -> Path:
     return rng.choices(files, [path.stat().st_size for path in files])[0]
 
 
-def _flipped(loader: Loader, state: State, root: Path, path: Path, rng: random.Random) -> str:
-    whole = path.read_bytes()
-    path.write_bytes(bitflip(whole, rng))
+def _flipped(loader: Checkpointer, state: State, path: Path, file: Path, rng: random.Random) -> str:
+    whole = file.read_bytes()
+    file.write_bytes(bitflip(whole, rng))
     try:
-        return _outcome(loader, state, root)
+        return _outcome(loader, state, path)
     finally:
-        path.write_bytes(whole)
+        file.write_bytes(whole)
 
 
-def _outcome(loader: Loader, state: State, root: Path) -> str:
+def _outcome(loader: Checkpointer, state: State, path: Path) -> str:
     """raised, silent_wrong, or harmless: the bytes of every tensor match what was saved."""
     try:
-        loaded = loader.load(state, root)
+        loaded = loader.load(state, path)
         same = loaded.keys() == state.keys() and all(_same(loaded[name], tensor) for name, tensor in state.items())
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -97,35 +94,8 @@ def _state(seed: int) -> State:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    sizes = {"model.weight": _MODEL, "optimizer.momentum": _OPTIMIZER}
+    sizes = {"model_weight": _MODEL, "optimizer_momentum": _OPTIMIZER}
     return {name: torch.randn(size, generator=generator) for name, size in sizes.items()}
-
-
-def _loaders() -> dict[str, Loader]:
-    import safetensors.torch
-    import torch
-    from torch.distributed.checkpoint.state_dict_loader import load
-    from torch.distributed.checkpoint.state_dict_saver import save
-
-    def dcp_load(state: State, root: Path) -> State:
-        into = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-        load(into, checkpoint_id=root, no_dist=True)
-        return into
-
-    return {
-        "torch.load": Loader(
-            lambda state, root: torch.save(state, root / "state.pt"), lambda state, root: dict(torch.load(root / "state.pt", weights_only=True))
-        ),
-        "safetensors": Loader(
-            lambda state, root: safetensors.torch.save_file(state, root / "state.safetensors"),
-            lambda state, root: safetensors.torch.load_file(root / "state.safetensors"),
-        ),
-        "torch.distributed.checkpoint": Loader(lambda state, root: _ignored(save(state, checkpoint_id=root, no_dist=True)), dcp_load),
-    }
-
-
-def _ignored(value: object) -> None:
-    """Discard the return value of a call."""
 
 
 ANCHORS = Arm("anchors", _trials, _run, asked("anchors"))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ecrl_cli.config.studies import Corruption
-from ecrl_cli.studies.corruption import recovery, structural
+from ecrl_cli.studies.corruption import recovery, stock_loaders, structural
 from ecrl_cli.studies.corruption.byte_faults import EXHAUSTIVE, RANDOM
 from ecrl_cli.studies.corruption.published import PUBLISHED_ARM
-from ecrl_cli.studies.corruption.stock_loaders import ANCHORS
 from ecrl_cli.studies.corruption.tables import TABLES, figures, gates, notes
 from ecrl_cli.studies.frame.study import Study
 from ecrl_cli.studies.mutants.layers import PLANTED
@@ -15,7 +14,7 @@ STUDY = Study(
     keys=Corruption,
     description="Committed checkpoints damaged in every way, and what the integrity check says. Published Table 3 and Figure 5, and beyond.",
     # the long ones first, so that none leaves a core idle at the end
-    arms=(PLANTED, EXHAUSTIVE, PUBLISHED_ARM, RANDOM, structural.STRUCTURAL, recovery.RECOVERY, recovery.CLEAN, ANCHORS),
+    arms=(PLANTED, EXHAUSTIVE, PUBLISHED_ARM, RANDOM, structural.STRUCTURAL, recovery.RECOVERY, recovery.CLEAN, stock_loaders.ANCHORS),
     tables=TABLES,
     figures=figures,
     gates=(gates,),
@@ -23,5 +22,6 @@ STUDY = Study(
     skips=lambda context: (
         *(structural.skips(context) if "structural" in context.keys.arms else ()),
         *(recovery.skips() if "clean" in context.keys.arms else ()),
+        *(stock_loaders.skips() if "anchors" in context.keys.arms else ()),
     ),
 )

@@ -16,6 +16,7 @@ from typing import Any
 
 from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.config.studies import PowerLoss
+from ecrl_cli.studies.frame.checkpointers import lacking
 from ecrl_cli.studies.frame.store_fixture import Payload
 from ecrl_cli.studies.frame.study import Skip, StudyContext, Trial
 from ecrl_cli.studies.power_loss.disk_mounts import DISKS
@@ -54,7 +55,8 @@ class RealArms:
         return [*self._shutdowns(), *self._blocks()]
 
     def skips(self) -> Sequence[Skip]:
-        return self._looked.skips
+        absent = [Skip(f"shutdown: {subject}", reason) for subject in TORCH_SUBJECTS if (reason := lacking(subject)) and self._looked.shutdown]
+        return [*self._looked.skips, *absent]
 
     def run(self, trial: Trial) -> dict[str, Any]:
         facts, rng, study = trial.facts, self._setting.rng(trial.key), self._study
@@ -107,7 +109,7 @@ class RealArms:
         modes = self._study.modes
         cells = [Cell(mode, layout) for layout in LAYOUTS for mode in modes]
         cells += [Cell(mode, "group", SETTLED) for mode in modes if mode != "unsafe"]
-        cells += [Cell(subject) for subject in TORCH_SUBJECTS]
+        cells += [Cell(subject) for subject in TORCH_SUBJECTS if not lacking(subject)]
         return cells + [Cell("atomic_dirsync", "group", plant) for plant in PLANTS if planted]
 
 

@@ -19,11 +19,12 @@ from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import EcrlError, shown
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.pdeathsig import die_with_parent
+from ecrl_cli.studies.frame.checkpointers import TORCH_CHECKPOINTING
 from ecrl_cli.studies.frame.child import forked
 from ecrl_cli.studies.frame.store_fixture import Payload
 from ecrl_cli.studies.power_loss.subject_store import Mark, Recovered, StoreSubject, Subject
 
-TORCH_SUBJECTS = ("torch.save", "torch.save-durable", "dcp")
+TORCH_SUBJECTS = ("torch.save", "torch.save-durable", "dcp", TORCH_CHECKPOINTING)
 PHASES = ("saving", "acknowledged", *dict.fromkeys(point.partition(":")[0] for point in CRASH_POINTS))
 OUTCOMES = ("new", "lost_ack", "lost_all", "empty_ok", "detected", "silent_wrong", "untyped", "hung")
 LOST = ("lost_ack", "lost_all")
@@ -44,11 +45,9 @@ class Who:
         if self.subject not in TORCH_SUBJECTS:
             return StoreSubject(folder, self.payload, self.subject, self.layout, self.variant, mark)
         # torch takes seconds to import; other subjects need not wait for it
-        from ecrl_cli.studies.power_loss.subject_torch import DistributedCheckpoint, TorchSave
+        from ecrl_cli.studies.power_loss.subject_torch import subject
 
-        if self.subject == "dcp":
-            return DistributedCheckpoint(folder, self.payload)
-        return TorchSave(folder, self.payload, durable=self.subject == "torch.save-durable")
+        return subject(self.subject, folder, self.payload)
 
 
 @dataclass(frozen=True)

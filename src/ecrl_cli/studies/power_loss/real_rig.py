@@ -166,7 +166,7 @@ class _Server:
     """The rig process's side."""
 
     def __init__(self, scratch: Path) -> None:
-        self._scratch, self._prepared = scratch, False
+        self._scratch, self._prepared = scratch, set[str]()
         self._shutdowns, self._blocks = Shutdowns(scratch), Blocks(scratch)
 
     def answer(self, what: str, value: Any) -> dict[str, Any]:
@@ -190,11 +190,11 @@ class _Server:
 
     def _prepare(self, who: Who) -> None:
         """Import torch once here, so that forked processes need not."""
-        if who.subject in TORCH_SUBJECTS and not self._prepared:
+        if who.subject in TORCH_SUBJECTS and who.subject not in self._prepared:
             from ecrl_cli.studies.power_loss.subject_torch import prepare
 
-            prepare(self._scratch / "prepare")
-            self._prepared = True
+            prepare(self._scratch / f"prepare-{who.subject}", who.subject)
+            self._prepared.add(who.subject)
 
 
 def main(argv: list[str]) -> None:

@@ -1,103 +1,74 @@
-"""Common alternatives on the same rig: torch.save as usually written, and torch.distributed.checkpoint; each with its own reader."""
+"""Common alternatives on the same rig: torch.save as usually written, and two that save a folder; each with its own reader."""
 
 from __future__ import annotations
 
 import logging
 import random
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
-from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.storage.fs import PosixFs
+from ecrl_cli.studies.frame.checkpointers import Checkpointer, checkpointer
 from ecrl_cli.studies.frame.store_fixture import Payload
 from ecrl_cli.studies.power_loss.subject_store import Acknowledge, Recovered
 
 State = dict[str, torch.Tensor]
 
 
-class TorchSave:
-    """`durable`: temporary file, fsync, rename; the folder is not synced, as is usual."""
+class TorchSubject:
+    """A file or folder per step. `durable`: the file is written under a temporary name, synced and renamed; the folder is not synced, as is usual."""
 
-    def __init__(self, folder: Path, payload: Payload, *, durable: bool) -> None:
-        self._folder, self._payload, self._durable, self._fs = folder, payload, durable, PosixFs()
+    def __init__(self, folder: Path, payload: Payload, checkpointer: Checkpointer, *, durable: bool = False) -> None:
+        self._folder, self._payload, self._checkpointer, self._durable, self._fs = folder, payload, checkpointer, durable, PosixFs()
 
     def begin(self) -> None:
         """Nothing to prepare."""
 
     def save(self, step: int, acknowledge: Acknowledge) -> None:
-        path = self._folder / f"step_{step:08d}.pt"
+        path, state = self._folder / f"step_{step:08d}{self._checkpointer.suffix}", _state(self._payload, step)
         if self._durable:
-            self._save_durably(step, path)
+            temporary = path.with_suffix(".tmp")
+            with temporary.open("wb") as file:
+                torch.save(state, file)
+                file.flush()
+                self._fs.fsync(file.fileno())
+            self._fs.rename(temporary, path, replace=True)
         else:
-            torch.save(_state(self._payload, step), path)
+            self._checkpointer.save(state, path)
         acknowledge(step)
 
     def recover(self, *, go_on: bool) -> Recovered:
-        return _newest(self._folder, ".pt", self._payload, lambda path, _: torch.load(path, weights_only=True))
-
-    def _save_durably(self, step: int, path: Path) -> None:
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
-            torch.save(_state(self._payload, step), file)
-            file.flush()
-            self._fs.fsync(file.fileno())
-        self._fs.rename(temporary, path, replace=True)
-
-
-class DistributedCheckpoint:
-    """One process, no process group: a folder per step."""
-
-    def __init__(self, folder: Path, payload: Payload) -> None:
-        self._folder, self._payload = folder, payload
-
-    def begin(self) -> None:
-        """Nothing to prepare."""
-
-    def save(self, step: int, acknowledge: Acknowledge) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            save_distributed(_state(self._payload, step), checkpoint_id=self._folder / f"step_{step:08d}")
-        acknowledge(step)
-
-    def recover(self, *, go_on: bool) -> Recovered:
-        return _newest(self._folder, "", self._payload, _load_distributed)
+        """The newest checkpoint that loads; those that do not load are skipped."""
+        refused = 0
+        for path in sorted(self._folder.glob(f"step_*{self._checkpointer.suffix}"), reverse=True):
+            step = int(path.stem.partition("_")[2])
+            expected = _state(self._payload, step)
+            try:
+                state = self._checkpointer.load(expected, path)
+            except BaseException:  # CheckpointException does not derive from Exception
+                refused += 1
+                continue
+            return Recovered(step, _same(state, expected), refused)
+        return Recovered(None, True, refused)
 
 
-def prepare(folder: Path) -> None:
+def subject(name: str, folder: Path, payload: Payload) -> TorchSubject:
+    """The subject `name`, one of `real_process.TORCH_SUBJECTS`."""
+    known = {"torch.save-durable": "torch.save", "dcp": "torch.distributed.checkpoint"}
+    return TorchSubject(folder, payload, checkpointer(known.get(name, name)), durable=name == "torch.save-durable")
+
+
+def prepare(folder: Path, name: str) -> None:
     """Runs before forking: imports what is imported on first use, and sets one thread, because a thread pool does not survive a fork."""
     torch.set_num_threads(1)
-    logging.disable()  # the reader prints a traceback for each partial checkpoint
-    warm = DistributedCheckpoint(folder, Payload(0, 64, 64))
+    logging.disable()  # readers print a traceback for each partial checkpoint
+    folder.mkdir(exist_ok=True)
+    warm = subject(name, folder, Payload(0, 64, 64))
     warm.save(1, lambda _: None)
     if warm.recover(go_on=False).step != 1:
-        raise EcrlError("power-loss", "torch.distributed.checkpoint cannot read what it wrote", "see whether torch is whole")
-
-
-def _load_distributed(path: Path, payload: Payload) -> State:
-    state = {name: torch.zeros_like(tensor) for name, tensor in _state(payload, 0).items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        load_distributed(state, checkpoint_id=path)
-    return state
-
-
-def _newest(folder: Path, suffix: str, payload: Payload, load: Callable[[Path, Payload], State]) -> Recovered:
-    """The newest checkpoint that loads; those that do not load are skipped."""
-    refused = 0
-    for path in sorted(folder.glob(f"step_*{suffix}"), reverse=True):
-        try:
-            state = load(path, payload)
-        except BaseException:  # CheckpointException does not derive from Exception
-            refused += 1
-            continue
-        step = int(path.stem.partition("_")[2])
-        return Recovered(step, _same(state, _state(payload, step)), refused)
-    return Recovered(None, True, refused)
+        raise EcrlError("power-loss", f"{name} cannot read what it wrote", "see whether it is whole")
 
 
 def _state(payload: Payload, step: int) -> State:
