@@ -13,7 +13,6 @@ import pytest
 from ecrl_cli.cli.main import main
 from ecrl_cli.config import machine
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.runs import run_dir_checks
 from ecrl_cli.supervision.run_lock import run_lock
 from tests.conftest import Ecrl, command
 from tests.e2e.bad_input_rows import BASE, EXCEPTED, ROWS, Row, recorded
@@ -108,7 +107,7 @@ def test_a_file_system_that_cannot_sync_a_directory(tmp_path: Path, monkeypatch:
         raise OSError(errno.EINVAL, "Invalid argument", str(path))
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run_dir_checks, "sync_directory", refuse)
+    monkeypatch.setattr("ecrl_cli.runs.run_dir.sync_directory", refuse)
     code, text = answer(("global_batch=64",), capsys)
     assert code == 2
     assert_one_line(text, "write_mode: directory sync is not supported", "EINVAL", "write_mode=atomic_nodirsync")

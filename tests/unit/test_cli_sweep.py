@@ -23,7 +23,7 @@ from ecrl_cli.errors import ConfigError, RunHeld
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs import run_plan
 from ecrl_cli.runs.run import RunContext, RunResult, init_run_dir
-from ecrl_cli.runs.run_plan import RunPlan
+from ecrl_cli.runs.run_plan import RunPlan, plan_run
 from ecrl_cli.runs.sweep import fair_order
 
 Run = Callable[[RunPlan, RunContext], RunResult]
@@ -237,7 +237,7 @@ def test_the_arms_of_a_suite_and_seed_take_turns_in_going_first() -> None:
     arms, suites, seeds = ("ref", "blk", "ovl"), [f"suite{number}" for number in range(8)], (1337, 2027, 4242)
     cells = [(suite, arm, seed) for suite in suites for arm in arms for seed in seeds]
     configs = {f"{s}-{a}-{n}": RunConfig(suite_name=s, seed=n, variant=VariantConfig(name=a)) for s, a, n in cells}
-    ordered = [configs[name] for name in fair_order(configs)]
+    ordered = [configs[name] for name in fair_order({name: plan_run(config, Path(name)) for name, config in configs.items()})]
     assert len(ordered) == 72
     groups = [ordered[number : number + 3] for number in range(0, 72, 3)]
     assert all(len({(config.suite_name, config.seed) for config in group}) == 1 for group in groups)
@@ -267,7 +267,7 @@ def test_what_differs_in_the_arm_alone_stands_together_whatever_else_is_swept_ov
     cells = [("ref", 0), *(("blk", mtbf) for mtbf in (100, 200, 400)), *(("ovl", mtbf) for mtbf in (100, 200, 400))]
     failures = {mtbf: FailureConfig("mtbf", mtbf_steps=mtbf) if mtbf else FailureConfig() for mtbf in (0, 100, 200, 400)}
     configs = {f"{arm}-{mtbf}": RunConfig(suite_name="s", variant=VariantConfig(name=arm), failure=failures[mtbf]) for arm, mtbf in cells}
-    ordered = fair_order(configs)
+    ordered = fair_order({name: plan_run(config, Path(name)) for name, config in configs.items()})
     assert sorted(ordered) == sorted(configs)
     assert [set(ordered[:3]), set(ordered[3:5]), set(ordered[5:])] == [
         {"ref-0", "blk-100", "ovl-100"},

@@ -17,7 +17,7 @@ from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.records.run_config import read_run_config
-from ecrl_cli.runs.run_dir_checks import check_run_dir, claim_sweep
+from ecrl_cli.runs.run_dir import check_run_dir, claim_sweep
 from ecrl_cli.runs.run_plan import plan_run
 from ecrl_cli.supervision.attempts.supervisor_record import SupervisorRecordWriter
 

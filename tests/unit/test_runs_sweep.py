@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -14,11 +15,10 @@ from rich.console import Console
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import RunHeld
 from ecrl_cli.records.layout import RunLayout, SweepLayout
-from ecrl_cli.runs import compatibility
-from ecrl_cli.runs.environment import environment
+from ecrl_cli.runs.environment import disagreements, environment
 from ecrl_cli.runs.run import RunResult
-from ecrl_cli.runs.sweep import SweepPlan, read_manifest, sweep, todo
-from ecrl_cli.runs.sweep_progress import Board
+from ecrl_cli.runs.run_plan import RunPlan, plan_run
+from ecrl_cli.runs.sweep import SweepPlan, SweepProgress, read_manifest, sweep, todo
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.launch import launcher
 from ecrl_cli.supervision.run_lock import run_lock
@@ -27,13 +27,12 @@ from tests.runs.builder import build_ref
 GOOD = RunResult(0, "completed", "target reached")
 
 
-class Nobody:
-    def began(self, name: str) -> None: ...
-    def ended(self, name: str, status: str) -> None: ...
+def plans(layout: SweepLayout, *names: str) -> dict[str, RunPlan]:
+    return {name: plan_run(RunConfig(seed=number, suite_name="s"), layout.run(name).root) for number, name in enumerate(names)}
 
 
-def configs(*names: str) -> dict[str, RunConfig]:
-    return {name: RunConfig(seed=number, suite_name="s") for number, name in enumerate(names)}
+def swept(layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult] = lambda name: GOOD) -> dict[str, RunResult]:
+    return sweep(layout, do, start, SweepProgress(do, lambda line: None))
 
 
 def statuses(layout: SweepLayout) -> dict[str, str]:
@@ -48,7 +47,7 @@ def test_only_what_is_missing_is_started_and_the_manifest_knows_it_from_the_firs
         seen.append((name, statuses(layout)))
         return GOOD
 
-    results = sweep(layout, todo(layout, configs("a", "b", "c"), {}), start, Nobody())
+    results = swept(layout, todo(plans(layout, "a", "b", "c"), {}), start)
     assert [name for name, _ in seen] == ["a", "c"]
     assert seen[0][1] == {"a": "running", "b": "completed_prev", "c": "pending"}
     assert list(results) == ["a", "b", "c"] and results["b"].status == "completed_prev"
@@ -58,27 +57,27 @@ def test_a_run_whose_records_are_damaged_is_started_and_says_so_itself(tmp_path:
     layout = SweepLayout(tmp_path / "all")
     build_ref(layout.root).root.rename(layout.root / "a")
     layout.run("a").supervisor.write_text("{")
-    assert todo(layout, configs("a"), {}).finished == frozenset()
+    assert todo(plans(layout, "a"), {}).finished == frozenset()
 
 
 def test_what_a_killed_sweep_left_running_is_pending_for_the_next(tmp_path: Path) -> None:
     layout = SweepLayout(tmp_path)
     layout.manifest.write_text("run,run_id,suite,variant,seed,status,reason\nold,1,s,ref,1,running,\nbad,2,s,ref,1,failed,why\n")
-    sweep(layout, SweepPlan(configs("new")), lambda name: GOOD, Nobody())
+    swept(layout, SweepPlan(plans(layout, "new")))
     assert statuses(layout) == {"old": "pending", "bad": "failed", "new": "completed"}
 
 
 def test_two_sweeps_do_not_work_in_one_folder(tmp_path: Path) -> None:
     layout = SweepLayout(tmp_path)
     with run_lock(layout), pytest.raises(RunHeld):
-        sweep(layout, SweepPlan(configs("a")), lambda name: GOOD, Nobody())
+        swept(layout, SweepPlan(plans(layout, "a")))
     assert not layout.manifest.exists()
 
 
 def test_what_sets_a_run_apart_stays_in_the_manifest(tmp_path: Path) -> None:
     layout = SweepLayout(tmp_path)
-    do = SweepPlan(configs("a", "b"), frozenset({"a"}), {"a": "mixed: kernel differs", "b": "mixed: cpu differs"})
-    sweep(layout, do, lambda name: GOOD, Nobody())
+    do = SweepPlan(plans(layout, "a", "b"), frozenset({"a"}), {"a": "mixed: kernel differs", "b": "mixed: cpu differs"})
+    swept(layout, do)
     with layout.manifest.open() as file:
         assert [(row["status"], row["reason"]) for row in csv.DictReader(file)] == [
             ("completed_prev", "mixed: kernel differs"),
@@ -96,14 +95,14 @@ def begun(folder: Path, **changed: object) -> RunLayout:
 
 def test_runs_of_this_code_and_machine_agree_whatever_document_was_committed_since(tmp_path: Path) -> None:
     layouts = {"same": begun(tmp_path / "same", git_revision="another"), "new": RunLayout(tmp_path / "new")}
-    assert compatibility.disagreements(layouts) == {}
+    assert disagreements(layouts) == {}
 
 
 def test_a_run_begun_under_other_kernels_is_another_machine_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
     layouts = {"run": begun(tmp_path / "run")}
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
-    assert compatibility.disagreements(layouts) == {"run": "math_kernels.ATEN_CPU_CAPABILITY None there and 'default' here"}
+    assert disagreements(layouts) == {"run": "math_kernels.ATEN_CPU_CAPABILITY None there and 'default' here"}
 
 
 def test_a_warm_launcher_serves_no_run_under_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +124,7 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
         "lost": begun(tmp_path / "lost"),
     }
     layouts["lost"].environment.unlink()
-    found = compatibility.disagreements(layouts)
+    found = disagreements(layouts)
     assert found["code"].startswith("source_sha256 '0123' there and ") and "," not in found["code"]
     assert "packages.torch '1.0' there" in found["machine"] and "kernel '2.6' there" in found["machine"]
     assert found["older"].startswith("git_revision 'another' there") and "missing" in found["lost"]
@@ -138,10 +137,10 @@ class Time:
         return self.now
 
 
-def board_of(time: Time, *names: str, finished: str = "") -> Board:
+def board_of(time: Time, *names: str, finished: str = "") -> SweepProgress:
     base = RunConfig(suite_name="first", target_steps=100, global_batch=8)
-    made = {name: replace(base, seed=n, suite_name="first" if n < 2 else "second") for n, name in enumerate(names)}
-    return Board(SweepPlan(made, frozenset(finished)), time)
+    made = {name: plan_run(replace(base, seed=n, suite_name="first" if n < 2 else "second"), Path(name)) for n, name in enumerate(names)}
+    return SweepProgress(SweepPlan(made, frozenset(finished)), lambda line: None, time)
 
 
 def test_the_board_counts_and_tells_how_long_the_rest_takes() -> None:

@@ -9,7 +9,7 @@ import pytest
 from ecrl_cli.errors import RunDirectoryError
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.report.build import report
-from ecrl_cli.runs.run_dir_checks import check_run_dir
+from ecrl_cli.runs.run_dir import check_run_dir
 from ecrl_cli.runs.run_plan import plan_run
 from ecrl_cli.storage.safe_read import refuse_links
 from tests.runs.builder import build_clean, config_of

@@ -11,14 +11,13 @@ from typing import Any
 from ecrl_cli.cli.prepare import Say, TrainPlan
 from ecrl_cli.cli.submission import Engine, submit
 from ecrl_cli.config.omegaconf_bridge import yaml_text
-from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, RunHeld
 from ecrl_cli.records.layout import REFERENCES, RunLayout, SweepLayout
 from ecrl_cli.runs.reference_training import announcement, lacking
 from ecrl_cli.runs.run import RunContext, RunResult, failed, run
-from ecrl_cli.runs.run_dir_link import link_run_dir
-from ecrl_cli.runs.sweep import exit_code, sweep, todo
-from ecrl_cli.runs.sweep_progress import LoggedSweepProgress
+from ecrl_cli.runs.run_dir import link_run_dir
+from ecrl_cli.runs.run_plan import RunPlan
+from ecrl_cli.runs.sweep import SweepProgress, exit_code, sweep, todo
 from ecrl_cli.storage.files import write_whole
 from ecrl_cli.supervision.launch.launcher import LauncherCache
 from ecrl_cli.verify.reference import References
@@ -50,8 +49,7 @@ class Jobs:
             if plan.engine:
                 self.results = submit(plan, Engine(plan.engine, plan.master), self._say)
             else:
-                configs = {name: run.config for name, run in plan.runs.items()}
-                self.results = self._sweep(configs, self._start) if plan.swept else {name: self._start(name) for name in plan.runs}
+                self.results = self._sweep(plan.runs, self._start) if plan.swept else {name: self._start(name) for name in plan.runs}
                 self._train_references()
         except (EcrlError, OSError) as error:
             self.results = {"sweep": self._failed(error)}
@@ -76,7 +74,7 @@ class Jobs:
                 return self._failed(error)
 
         if self._plan.swept:
-            found = self._sweep({name: missing[where][0].config for name, where in self.references.items()}, start)
+            found = self._sweep({name: missing[where][0] for name, where in self.references.items()}, start)
         else:
             found = {name: start(name) for name in self.references}
         for name, result in found.items():
@@ -84,10 +82,10 @@ class Jobs:
                 self._say(f"{name}: not trained ({result.reason}); the runs stand, the same command tries again, reference=none leaves it out")
         self.results |= {name: result for name, result in found.items() if result.exit_code != RunHeld.exit_code}  # another process is training it
 
-    def _sweep(self, configs: Mapping[str, RunConfig], start: Callable[[str], RunResult]) -> dict[str, RunResult]:
+    def _sweep(self, runs: Mapping[str, RunPlan], start: Callable[[str], RunResult]) -> dict[str, RunResult]:
         layout = SweepLayout(self._plan.folder)
-        do = todo(layout, configs, self._plan.mixed)
-        progress = LoggedSweepProgress(do, self._say)
+        do = todo(runs, self._plan.mixed)
+        progress = SweepProgress(do, self._say)
         self._context = replace(self._context, above=progress.table)
         return sweep(layout, do, start, progress)
 
@@ -98,7 +96,7 @@ class Jobs:
         self._begun = True
         self._say(f"{name}: {planned.layout.root}")
         try:
-            link_run_dir(planned.config, planned.layout.root)
+            link_run_dir(planned)
             self._record(planned.layout, self._plan.cells[name].composed)
             return run(planned, self._context)
         except KeyboardInterrupt:

@@ -19,9 +19,8 @@ from ecrl_cli.data.preflight import known_size
 from ecrl_cli.data.preflight import prepare as prepare_data
 from ecrl_cli.errors import ConfigError, RunDirectoryError
 from ecrl_cli.records.layout import SweepLayout
-from ecrl_cli.runs.compatibility import disagreements
-from ecrl_cli.runs.run_dir_checks import check_run_dir, claim_sweep
-from ecrl_cli.runs.run_dir_link import lost
+from ecrl_cli.runs.environment import disagreements
+from ecrl_cli.runs.run_dir import check_run_dir, claim_sweep, lost
 from ecrl_cli.runs.run_plan import RunPlan, command_folder, plan_run, references
 from ecrl_cli.supervision.launch.launcher import check_network
 from ecrl_cli.supervision.launch.slurm_allocation import check_allocation
@@ -94,7 +93,7 @@ def _check_folders(plan: TrainPlan) -> None:
             with run_lock(sweep):
                 pass
     for run in plan.runs.values():
-        if lost(run.config, run.layout.root):
+        if lost(run):
             continue
         check_run_dir(run)
         if not plan.swept and run.layout.lock.exists():
@@ -126,7 +125,7 @@ def _with_data(plan: TrainPlan, say: Say) -> TrainPlan:
         if size is not None and config.global_batch > size:
             fact = f"{config.global_batch} is larger than the dataset ({size}): an epoch would have 0 steps"
             raise ConfigError("global_batch", fact, f"use at most {size - size % common_multiple(config)}")
-    runs = {name: replace(run, checked=all(checked.values()) and not lost(run.config, run.layout.root)) for name, run in plan.runs.items()}
+    runs = {name: replace(run, checked=all(checked.values()) and not lost(run)) for name, run in plan.runs.items()}
     return replace(plan, runs=runs)
 
 

@@ -101,7 +101,7 @@ def submit(plan: TrainPlan, engine: Engine, say: Say) -> dict[str, RunResult]:
 
     A run held by a job of an earlier submission is left to that job. RunHeld (exit 8) where another process submits into the same sweep.
     """
-    layouts = {name: plan.runs[name].layout for name in fair_order({name: run.config for name, run in plan.runs.items()})}
+    layouts = {name: plan.runs[name].layout for name in fair_order(plan.runs)}
     plan.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with run_lock(SweepLayout(plan.folder)) if plan.swept else nullcontext():
         known = {name: result for name, layout in layouts.items() if (result := standing(layout))}
@@ -183,7 +183,7 @@ def _busy(layout: RunLayout) -> bool:
 def _manifest(plan: TrainPlan, names: Iterable[str]) -> Manifest | None:
     if not plan.swept:
         return None
-    return Manifest(SweepLayout(plan.folder).manifest, [row(name, plan.runs[name].config) for name in names])
+    return Manifest(SweepLayout(plan.folder).manifest, [row(name, plan.runs[name]) for name in names])
 
 
 class ManifestUpdater:

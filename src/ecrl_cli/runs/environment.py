@@ -1,10 +1,14 @@
-"""The environment of a run: versions, processor, memory, GPUs, file system, code revision. Without torch: versions come from package metadata."""
+"""The environment of a run: versions, processor, memory, GPUs, file system, code revision; and how that of existing runs differs.
+
+Without torch: versions come from package metadata.
+"""
 
 from __future__ import annotations
 
 import platform
 import shutil
 import subprocess
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +17,10 @@ from typing import Any
 import psutil
 
 from ecrl_cli import __version__
+from ecrl_cli.errors import EcrlError, shown
 from ecrl_cli.records.digests import source_sha256
+from ecrl_cli.records.journal import read_json
+from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.launch.child_environment import kernel_choices
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "numpy", "pandas", "matplotlib", "scipy", "safetensors")
@@ -87,3 +94,46 @@ def _git_revision() -> str | None:
     command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     return result.stdout.strip() or None
+
+
+def disagreements(layouts: Mapping[str, RunLayout], code_alone: bool = False) -> dict[str, str]:
+    """By name, the existing runs that were made by other code or on another machine, each with the differences as text. Runs that agree are left
+    out.
+
+    `code_alone`: compare the code only, because the runs are executed on a machine other than this one.
+    """
+    begun = {name: layout for name, layout in layouts.items() if layout.config.exists()}
+    found = {name: _disagreement(layout, code_alone) for name, layout in begun.items()}
+    return {name: text for name, text in found.items() if text}
+
+
+def _disagreement(layout: RunLayout, code_alone: bool) -> str:
+    try:
+        there = read_json(layout.environment)
+    except (FileNotFoundError, EcrlError):
+        return "environment.json is missing or damaged"
+    if not isinstance(there, dict):
+        return "environment.json is no environment"
+    here = environment(layout.root)
+    if code_alone:
+        there, here = ({key: found.get(key) for key in ("git_revision", "source_sha256")} for found in (there, here))
+    # The source digest decides where it is known: a git revision changes with every document, and two dirty trees share one.
+    ignored = "git_revision" if there.get("source_sha256") else "source_sha256"
+    return ", ".join(differences(there, here, (ignored,)))
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
+    """`key A there and B here` for each dotted key whose values differ. `ignored` keys are left out with everything below them."""
+    a, b = dict(flat(there)), dict(flat(here))
+    below = tuple(f"{name}." for name in ignored)
+    keys = [key for key in {**a, **b} if key not in ignored and not key.startswith(below) and a.get(key) != b.get(key)]
+    return [f"{key} {shown(a.get(key), 20)} there and {shown(b.get(key), 20)} here" for key in keys]
+
+
+def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested mappings as (dotted key, value)."""
+    if isinstance(value, Mapping) and value:
+        for name, item in value.items():
+            yield from flat(item, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value

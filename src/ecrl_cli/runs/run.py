@@ -26,7 +26,7 @@ from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.records.seal import make_seal, write_seal
 from ecrl_cli.runs import supervisor_restarter
 from ecrl_cli.runs.environment import environment
-from ecrl_cli.runs.run_dir_checks import check_run_dir
+from ecrl_cli.runs.run_dir import check_run_dir
 from ecrl_cli.runs.run_plan import RunPlan
 from ecrl_cli.storage.files import sync_directory, write_json
 from ecrl_cli.supervision.attempts.supervisor_record import read_record

@@ -1,6 +1,7 @@
 """Restarts a supervisor that is killed by plan.
 
-The supervisor runs in a child process. It is started again if a planned failure was injected and it ended as that failure kind ends a
+The supervisor runs in a child process (`main`): `python -m ecrl_cli.runs.supervisor_restarter RUN_DIR RESULT_FD`, with the configuration on
+standard input; it writes an error to RESULT_FD. It is started again if a planned failure was injected and it ended as that failure kind ends a
 supervisor. Any other end is the end of the run.
 """
 
@@ -15,8 +16,9 @@ from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from io import FileIO
+from pathlib import Path
 
-from ecrl_cli.config.codec import encode
+from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, Stopped
 from ecrl_cli.failures.fault_log import fired_indices
@@ -27,8 +29,10 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs.run_plan import RunPlan
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals, held_back
 from ecrl_cli.supervision.attempts.supervisor_record import read_record
+from ecrl_cli.supervision.console import make_ui
+from ecrl_cli.supervision.supervisor import supervise
 
-KEPT = "ecrl_cli.runs.supervisor_main"
+KEPT = "ecrl_cli.runs.supervisor_restarter"
 
 
 @dataclass(frozen=True)
@@ -122,3 +126,19 @@ def _result(layout: RunLayout, ended: SupervisorRun, stop: StopSignals) -> Super
     if ended.code and record.terminal_status != "completed":  # completed: a signal arrived too late to stop the run and ended the process afterwards
         raise EcrlError("supervision", f"the supervisor ended with {ended.code}", "the same command goes on with the run", code="died")
     return record
+
+
+def main(argv: list[str]) -> None:
+    """The child process: supervise the run."""
+    layout, result = RunLayout(Path(argv[0])), int(argv[1])
+    config = decode(RunConfig, json.load(sys.stdin))
+    try:
+        supervise(config, layout, make_ui(config, layout, None))
+    except EcrlError as error:
+        error_fields = [type(error).__name__, error.key, error.fact, error.remedy, error.code]
+        os.write(result, json.dumps(error_fields).encode())
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Many runs one after the other, with a manifest of their status that is updated at every change."""
+"""Many runs one after the other: their order, a manifest of their status that is updated at every change, and progress for people."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from ecrl_cli.config.codec import encode
-from ecrl_cli.config.identity import run_id, suite_of
+from ecrl_cli.config.estimates import human_seconds
+from ecrl_cli.config.identity import suite_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, RecordError
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.records.safe_read import read_whole
-from ecrl_cli.runs.compatibility import flat
+from ecrl_cli.runs.environment import flat
 from ecrl_cli.runs.run import FINISHED, RunResult, finished
+from ecrl_cli.runs.run_plan import RunPlan
 from ecrl_cli.storage.files import write_whole
 from ecrl_cli.supervision.run_lock import run_lock
 
@@ -36,9 +43,9 @@ class ManifestRow:
     reason: str = ""
 
 
-def row(name: str, config: RunConfig) -> ManifestRow:
+def row(name: str, run: RunPlan) -> ManifestRow:
     """The manifest line of a run that has not started."""
-    return ManifestRow(name, run_id(config), suite_of(config), config.variant.name, str(config.seed))
+    return ManifestRow(name, run.run_id, suite_of(run.config), run.config.variant.name, str(run.config.seed))
 
 
 class Manifest:
@@ -79,14 +86,14 @@ def read_manifest(path: Path) -> list[ManifestRow]:
         raise RecordError("manifest.csv", f"not a manifest ({error})", "restore the file or choose another run_dir") from error
 
 
-def fair_order(configs: Mapping[str, RunConfig]) -> list[str]:
+def fair_order(runs: Mapping[str, RunPlan]) -> list[str]:
     """The names in an order that is fair to the compared variants.
 
     Runs that differ only in the variant form a block. The variant that goes first rotates from block to block, so that drift of the machine
     affects all variants alike.
     """
     groups: dict[tuple[str, str, str, int], dict[str, RunConfig]] = {}
-    for name, config in configs.items():
+    for name, config in ((name, run.config) for name, run in runs.items()):
         groups.setdefault((config.suite_name, config.dataset.name, config.model.name, config.seed), {})[name] = config
     blocks = [block for members in groups.values() for block in _blocks(members)]
     return [name for turn, block in enumerate(blocks) for name in (*block[turn % len(block) :], *block[: turn % len(block)])]
@@ -100,7 +107,11 @@ def _blocks(configs: Mapping[str, RunConfig]) -> list[list[str]]:
     arms: dict[str, list[str]] = {}
     for name, config in configs.items():
         arms.setdefault(config.variant.name, []).append(name)
-    axes = [key for key in dict.fromkeys(k for v in values.values() for k in v) if any(_differ(values, key, names) for names in arms.values())]
+    axes = [
+        key
+        for key in dict.fromkeys(k for v in values.values() for k in v)
+        if any(len({str(values[n].get(key)) for n in names}) > 1 for names in arms.values())
+    ]
     blocks: dict[tuple[Any, ...], list[str]] = {}
     for name, config in configs.items():
         alone = len(arms[config.variant.name]) == 1
@@ -110,34 +121,22 @@ def _blocks(configs: Mapping[str, RunConfig]) -> list[list[str]]:
     return [[*first, *found[0]], *found[1:]]
 
 
-def _differ(values: Mapping[str, Mapping[str, Any]], key: str, names: Sequence[str]) -> bool:
-    return len({str(values[name].get(key)) for name in names}) > 1
-
-
-class SweepListener(Protocol):
-    """Receives the start and the end of each run of a sweep."""
-
-    def began(self, name: str) -> None: ...
-    def ended(self, name: str, status: str) -> None: ...
-
-
 @dataclass(frozen=True)
 class SweepPlan:
-    """What a sweep is to do: its runs by name in starting order, and which of them are finished.
+    """What a sweep is to do: its runs by name in starting order, and which of them are finished, with nothing left for `ecrl train` to do.
 
     `notes`: by name, how an existing run differs from what is started now.
     """
 
-    configs: Mapping[str, RunConfig]
+    runs: Mapping[str, RunPlan]
     finished: frozenset[str] = frozenset()
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
-def todo(layout: SweepLayout, configs: Mapping[str, RunConfig], notes: Mapping[str, str]) -> SweepPlan:
-    """The plan of a sweep: runs in fair order; `finished` are those with nothing left to do for `ecrl train`."""
-    return SweepPlan(
-        {name: configs[name] for name in fair_order(configs)}, frozenset(name for name in configs if is_finished(layout.run(name))), notes
-    )
+def todo(runs: Mapping[str, RunPlan], notes: Mapping[str, str]) -> SweepPlan:
+    """The plan of a sweep, its runs in fair order."""
+    ordered = {name: runs[name] for name in fair_order(runs)}
+    return SweepPlan(ordered, frozenset(name for name, run in runs.items() if is_finished(run.layout)), notes)
 
 
 def is_finished(run: RunLayout) -> bool:
@@ -148,32 +147,32 @@ def is_finished(run: RunLayout) -> bool:
         return False
 
 
-def sweep(layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult], watcher: SweepListener) -> dict[str, RunResult]:
+def sweep(layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult], progress: SweepProgress) -> dict[str, RunResult]:
     """Start each unfinished run in order and record how it ended. A failed run does not end the sweep; a stop signal does.
 
     RunHeld (exit 8) if another sweep holds the folder's lock.
     """
     layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     with run_lock(layout):
-        return _sweep(layout, do, start, watcher)
+        return _sweep(layout, do, start, progress)
 
 
-def _sweep(layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult], watcher: SweepListener) -> dict[str, RunResult]:
-    results = {name: FINISHED for name in do.configs if name in do.finished}
-    rows = [row(name, config) for name, config in do.configs.items()]
+def _sweep(layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult], progress: SweepProgress) -> dict[str, RunResult]:
+    results = {name: FINISHED for name in do.runs if name in do.finished}
+    rows = [row(name, run) for name, run in do.runs.items()]
     noted = [replace(r, reason=do.notes.get(r.run, "")) for r in rows]
     manifest = Manifest(layout.manifest, [replace(r, status="completed_prev") if r.run in results else r for r in noted])
-    for name in do.configs:
+    for name in do.runs:
         if name in results:
             continue
         manifest.record(name, "running", do.notes.get(name, ""))
-        watcher.began(name)
+        progress.began(name)
         results[name] = result = start(name)
         manifest.record(name, status(result), do.notes.get(name, "") if result.exit_code == 0 else result.reason)
-        watcher.ended(name, status(result))
+        progress.ended(name, status(result))
         if result.exit_code in _STOPPED:
             break
-    return {name: results[name] for name in do.configs if name in results}
+    return {name: results[name] for name in do.runs if name in results}
 
 
 def status(result: RunResult) -> str:
@@ -189,3 +188,55 @@ def exit_code(results: dict[str, RunResult]) -> int:
     """0 if every run ended well, else that of the first that did not; a stop (130, 143) comes before all others."""
     codes = [result.exit_code for result in results.values()]
     return next((code for code in codes if code in _STOPPED), next((code for code in codes if code), 0))
+
+
+KINDS = ("done", "running", "failed", "left")
+_KIND = {"completed": "done", "completed_prev": "done", "running": "running", "failed": "failed", "pending": "left"}
+
+
+class SweepProgress:
+    """Counts runs by status, and says a line after each. The time left is the estimate for the remaining runs, scaled by how the finished runs
+    compare with theirs.
+    """
+
+    def __init__(self, do: SweepPlan, say: Callable[[str], None], now: Callable[[], float] = monotonic) -> None:
+        self._runs, self._say, self._now = do.runs, say, now
+        self._status = {name: "completed_prev" if name in do.finished else "pending" for name in do.runs}
+        self._began = now()
+        self._expected = self._spent = 0.0
+
+    def began(self, name: str) -> None:
+        self._status[name], self._began = "running", self._now()
+
+    def ended(self, name: str, status: str) -> None:
+        self._status[name] = status
+        if status == "completed":
+            self._spent += self._now() - self._began
+            self._expected += self._runs[name].estimate_s
+        self._say(self.line())
+
+    def counts(self, suite: str | None = None) -> dict[str, int]:
+        """Number of runs of each of KINDS, in one suite or in all."""
+        states = [_KIND[s] for name, s in self._status.items() if suite in (None, self._runs[name].config.suite_name)]
+        return {kind: states.count(kind) for kind in KINDS}
+
+    def seconds_left(self) -> float | None:
+        """Estimated seconds left; None until a first run has completed."""
+        if not self._expected:
+            return None
+        ahead = sum(self._runs[name].estimate_s for name, s in self._status.items() if s in ("pending", "running"))
+        since = self._now() - self._began if "running" in self._status.values() else 0.0
+        return max(0.0, ahead * self._spent / self._expected - since)
+
+    def line(self) -> str:
+        """`sweep: 12 of 72 done, 1 failed, about 9 min left`."""
+        counts, left = self.counts(), self.seconds_left()
+        rest = "" if left is None or counts["done"] + counts["failed"] == len(self._runs) else f", about {human_seconds(left)} left"
+        return f"sweep: {counts['done']} of {len(self._runs)} done, {counts['failed']} failed{rest}"
+
+    def table(self) -> RenderableType:
+        """The line, and a table with one row per suite."""
+        made = Table("suite", *KINDS, box=None, pad_edge=False)
+        for suite in dict.fromkeys(run.config.suite_name for run in self._runs.values()):
+            made.add_row(suite or "(no suite)", *(str(count) if count else "" for count in self.counts(suite).values()))
+        return Group(Text(self.line(), style="bold"), made)

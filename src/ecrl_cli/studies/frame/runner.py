@@ -19,7 +19,7 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import StudyLayout
 from ecrl_cli.runs.environment import code_revision, environment
-from ecrl_cli.runs.run_dir_checks import claim_folder
+from ecrl_cli.runs.run_dir import claim_folder
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.studies.frame.pool import Progress, results
 from ecrl_cli.studies.frame.registry import make_study

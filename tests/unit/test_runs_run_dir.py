@@ -13,64 +13,65 @@ from ecrl_cli.config.build import build
 from ecrl_cli.config.schema import RunConfig, StorageConfig
 from ecrl_cli.errors import ConfigError, RunDirectoryError
 from ecrl_cli.runs.run import RunContext, RunResult
-from ecrl_cli.runs.run_dir_link import link_run_dir, lost
-from ecrl_cli.runs.run_plan import RunPlan
+from ecrl_cli.runs.run_dir import link_run_dir, lost
+from ecrl_cli.runs.run_plan import RunPlan, plan_run
 from ecrl_cli.storage import fs_wrapper
 from ecrl_cli.storage.fs import CREATE
 from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import RunBuilder, config_of
 
 
-def config_in(folder: Path) -> RunConfig:
-    return RunConfig(storage=StorageConfig("tmpfs", str(folder)))
+def in_folder(folder: Path, run_dir: Path) -> RunPlan:
+    return plan_run(RunConfig(storage=StorageConfig("tmpfs", str(folder))), run_dir)
 
 
 def test_the_run_lies_in_the_folder_and_is_found_where_it_is_looked_for(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
     run = tmp_path / "sweep" / "run"
-    link_run_dir(config_in(tmp_path / "memory"), run)
+    link_run_dir(in_folder(tmp_path / "memory", run))
     assert run.is_symlink() and run.resolve().parent == tmp_path / "memory"
     (run / "config.json").write_text("{}")
-    link_run_dir(config_in(tmp_path / "memory"), run)
+    link_run_dir(in_folder(tmp_path / "memory", run))
     assert [item.name for item in run.iterdir()] == ["config.json"]
 
 
 def test_two_sweeps_with_the_same_run_do_not_share_it(tmp_path: Path) -> None:
     for sweep in ("one", "two"):
-        link_run_dir(config_in(tmp_path), tmp_path / sweep / "run")
+        link_run_dir(in_folder(tmp_path, tmp_path / sweep / "run"))
     assert (tmp_path / "one" / "run").resolve() != (tmp_path / "two" / "run").resolve()
 
 
 def test_what_a_lost_link_left_is_not_taken_over(tmp_path: Path) -> None:
     run = tmp_path / "sweep" / "run"
-    link_run_dir(config_in(tmp_path), run)
+    link_run_dir(in_folder(tmp_path, run))
     (run / "config.json").write_text("{}")
     run.unlink()
     with pytest.raises(RunDirectoryError, match="no run directory links to it"):
-        link_run_dir(config_in(tmp_path), run)
+        link_run_dir(in_folder(tmp_path, run))
     assert not run.exists()
 
 
 def test_what_a_reboot_took_from_memory_is_begun_anew(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
-    run, config = tmp_path / "sweep" / "run", config_in(tmp_path / "memory")
-    link_run_dir(config, run)
+    run = tmp_path / "sweep" / "run"
+    planned = in_folder(tmp_path / "memory", run)
+    link_run_dir(planned)
     run.resolve().rmdir()
-    assert lost(config, run)
-    link_run_dir(config, run)
-    assert run.is_dir() and not lost(config, run)
+    assert lost(planned)
+    link_run_dir(planned)
+    assert run.is_dir() and not lost(planned)
     run.resolve().rmdir()
     run.unlink()
     run.symlink_to(tmp_path / "somewhere else")
-    assert not lost(config, run)
+    assert not lost(planned)
     with pytest.raises(RunDirectoryError, match="is not the link"):
-        link_run_dir(config, run)
+        link_run_dir(planned)
 
 
 def test_a_folder_that_was_made_before_it_could_be_put_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with pytest.raises(RunDirectoryError, match="is not the link"):
-        link_run_dir(config_in(tmp_path), tmp_path / "run")
+        link_run_dir(in_folder(tmp_path, tmp_path / "run"))
 
 
 def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path) -> None:
@@ -78,13 +79,13 @@ def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path) -> None:
     memory.mkdir()
     victim.mkdir()
     run = tmp_path / "sweep" / "run"
-    link_run_dir(config_in(memory), run)
+    link_run_dir(in_folder(memory, run))
     place = run.resolve()
     place.rmdir()
     run.unlink()
     place.symlink_to(victim)
     with pytest.raises(RunDirectoryError):
-        link_run_dir(config_in(memory), run)
+        link_run_dir(in_folder(memory, run))
     assert not run.exists()
 
 
@@ -100,7 +101,7 @@ def test_a_run_alone_lies_in_the_folder_too(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_disk_is_left_alone(tmp_path: Path) -> None:
-    link_run_dir(RunConfig(), tmp_path / "run")
+    link_run_dir(plan_run(RunConfig(), tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 

@@ -1,4 +1,7 @@
-"""Checks whether a folder may become, or already is, the directory of a run or a sweep. Nothing here writes."""
+"""Checks whether a folder may become, or already is, the directory of a run or a sweep, and puts one into storage.folder.
+
+With storage.folder the run's directory is created there, and its usual path becomes a symbolic link to it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from ecrl_cli.errors import ConfigError, RecordError, RunDirectoryError, shown
 from ecrl_cli.records.events import SCHEMA_VERSION
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout, SweepLayout
-from ecrl_cli.runs.compatibility import differences
+from ecrl_cli.runs.environment import differences
 from ecrl_cli.runs.run_plan import RunPlan
 from ecrl_cli.storage.files import sync_directory
 from ecrl_cli.storage.safe_read import refuse_links
@@ -175,3 +178,40 @@ def _check_directory_sync(path: Path) -> None:
         name = errno.errorcode.get(error.errno or 0, "unknown errno")
         fact = f"directory sync is not supported on this file system ({name} at {path})"
         raise ConfigError("write_mode", fact, "use another run_dir, or choose write_mode=atomic_nodirsync knowingly") from error
+
+
+def link_run_dir(run: RunPlan) -> None:
+    """Create the run's directory in storage.folder and the link to it. Does nothing without storage.folder or where the run already exists.
+
+    A directory lost in a reboot is created again, empty. RunDirectoryError if something else is in the place of the link or of the directory.
+    """
+    run_dir = run.layout.root
+    if not run.config.storage.folder or (run_dir.exists() and (run_dir.is_symlink() or run.layout.config.exists())):
+        return
+    run_dir.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not lost(run) and (run_dir.exists() or run_dir.is_symlink()):
+        raise RunDirectoryError("run_dir", f"{run_dir} is not the link that storage.folder asks for", "choose another run_dir")
+    place = _place(run)
+    place.mkdir(exist_ok=True, mode=0o700)
+    if not _ours(place) or any(place.iterdir()):  # an empty one was left by an interrupted start
+        fact = f"{place} is there already, and no run directory links to it"
+        raise RunDirectoryError("storage.folder", fact, "remove it, or choose another storage.folder")
+    if not run_dir.is_symlink():
+        run_dir.symlink_to(place)
+
+
+def lost(run: RunPlan) -> bool:
+    """Whether the run's directory in storage.folder is gone and the link remains, as after a reboot with the folder in memory."""
+    run_dir = run.layout.root
+    return bool(run.config.storage.folder) and run_dir.is_symlink() and not run_dir.exists() and run_dir.readlink() == _place(run)
+
+
+def _place(run: RunPlan) -> Path:
+    """The run's directory in storage.folder. The parent's inode is part of its name, so that two sweeps with the same run do not share it."""
+    return Path(run.config.storage.folder) / f"ecrl-{os.geteuid()}-{run.run_id[:16]}-{run.layout.root.parent.stat().st_ino:x}"
+
+
+def _ours(place: Path) -> bool:
+    """Whether `place` is a directory (not a link), owned by this user, with no access for others."""
+    status = place.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
