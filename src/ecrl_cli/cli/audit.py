@@ -11,14 +11,14 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from ecrl_cli.audit.verdict import EXIT_CODES, AuditVerdict, render
-from ecrl_cli.cli.console import Parser, out
+from ecrl_cli.cli.console import Parser, out, say
 from ecrl_cli.errors import ConfigError, shown, visible
 
 PRIMARY = "audit"
 _TEXTS = ("audit.resume", "audit.elastic", "run_dir")
 
 
-def audit(argv: Sequence[str], *, say: Callable[[str], None]) -> int:
+def audit(argv: Sequence[str], *, say: Callable[[str], None] = say) -> int:
     """Exit code: 0 every promise kept, 1 one broken, 2 bad input, 3 unknown, or not checked where it matters."""
     words = list(argv)
     if "--" in words:

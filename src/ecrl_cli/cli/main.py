@@ -6,7 +6,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 
 from ecrl_cli import __version__
 from ecrl_cli.cli.console import say
@@ -49,18 +50,13 @@ def _dispatch(words: list[str], debug: bool) -> int:
         sys.stdout.write(f"ecrl {__version__}\n")
         return 0
     verb, rest = (words[0], words[1:]) if words[0] in VERBS else ("train", words)
-    _refuse_unknown_verb(words[0])
+    if words[0] not in VERBS and words[0].isidentifier():
+        raise ConfigError(shown(words[0]), "is neither a verb nor key=value", did_you_mean(words[0], VERBS) or f"verbs: {', '.join(VERBS)}")
     own = rest[: rest.index("--")] if "--" in rest else rest  # what follows `--` is another command's
     if any(word in _HELP_FLAGS for word in own):
         sys.stdout.write({"train": _train_help, "study": _study_help}.get(verb, lambda: HELP[verb])())
         return 0
-    return _VERBS[verb](rest, debug)
-
-
-def _refuse_unknown_verb(word: str) -> None:
-    if word not in VERBS and word.isidentifier():
-        remedy = did_you_mean(word, VERBS) or f"verbs: {', '.join(VERBS)}"
-        raise ConfigError(shown(word), "is neither a verb nor key=value", remedy)
+    return _run(verb, rest, debug)
 
 
 def _train_help() -> str:
@@ -91,52 +87,17 @@ def _hear_interrupt() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Each verb is imported on demand: `ecrl --help` starts fast, and `verify` does not import Hydra.
-def _train(words: list[str], debug: bool) -> int:
-    _hear_interrupt()
-    from ecrl_cli.cli.train import train
-
-    return train(words, debug=debug, say=say)
-
-
-def _verify(words: list[str], debug: bool) -> int:
-    from ecrl_cli.cli.verify import verify
-
-    del debug
-    return verify(words)
+def _run(verb: str, words: list[str], debug: bool) -> int:
+    """The verb is a function in the module of its name, imported on demand: `ecrl --help` starts fast, and `verify` does not import Hydra."""
+    if verb == "completion":
+        return _completion(words)
+    if verb in ("train", "study"):
+        _hear_interrupt()
+    command = getattr(import_module(f"ecrl_cli.cli.{verb}"), verb)
+    return int(command(words, debug=debug) if verb == "train" else command(words))
 
 
-def _report(words: list[str], debug: bool) -> int:
-    from ecrl_cli.cli.report import report
-
-    del debug
-    return report(words)
-
-
-def _study(words: list[str], debug: bool) -> int:
-    _hear_interrupt()
-    from ecrl_cli.cli.study import study
-
-    del debug
-    return study(words, say=say)
-
-
-def _audit(words: list[str], debug: bool) -> int:
-    from ecrl_cli.cli.audit import audit
-
-    del debug
-    return audit(words, say=say)
-
-
-def _doctor(words: list[str], debug: bool) -> int:
-    from ecrl_cli.cli.doctor import doctor
-
-    del debug
-    return doctor(words)
-
-
-def _completion(words: list[str], debug: bool) -> int:
-    del debug
+def _completion(words: list[str]) -> int:
     if words != ["bash"]:
         raise ConfigError("completion", f"must be bash, got {shown(' '.join(words))}", "write `ecrl completion bash`")
     from ecrl_cli.config.conf_paths import conf_dir, groups, installed_dirs
@@ -148,17 +109,6 @@ def _completion(words: list[str], debug: bool) -> int:
     ]
     sys.stdout.write(COMPLETION.replace("{verbs}", " ".join(VERBS)).replace("{keys}", " ".join([*choices, *(f"{key}=" for key in leaves())])))
     return 0
-
-
-_VERBS: dict[str, Callable[[list[str], bool], int]] = {
-    "train": _train,
-    "verify": _verify,
-    "report": _report,
-    "study": _study,
-    "audit": _audit,
-    "doctor": _doctor,
-    "completion": _completion,
-}
 
 
 if __name__ == "__main__":

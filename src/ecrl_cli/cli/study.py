@@ -15,6 +15,7 @@ from hydra.core.override_parser.types import Override
 
 from ecrl_cli.cli.arguments import Arguments, parse, read_overrides, values
 from ecrl_cli.cli.compose import compose, expand, initialized, search_override, user_folders
+from ecrl_cli.cli.console import say
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.conf_paths import conf_dir, groups
 from ecrl_cli.config.machine import check_torch
@@ -30,7 +31,7 @@ _AROUND = tuple(f.name for f in dataclasses.fields(StudyConfig))
 _WORST_FIRST = (130, 143, 1, 5, 2, 3, 0)
 
 
-def study(argv: Sequence[str], *, say: Callable[[str], None]) -> int:
+def study(argv: Sequence[str], *, say: Callable[[str], None] = say) -> int:
     """The exit code of the studies that `argv` asks for. Raises EcrlError for bad input, with nothing written."""
     arguments = parse(argv, "study")
     configs = _configs(arguments)

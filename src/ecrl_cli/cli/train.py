@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ecrl_cli.cli.arguments import parse
+from ecrl_cli.cli.console import say
 from ecrl_cli.cli.prepare import Say, TrainPlan, estimate, expected_seconds, prepare
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.estimates import human_seconds
@@ -17,7 +18,7 @@ from ecrl_cli.runs.run_plan import references
 LONG_S = 600.0  # a run expected to take longer is confirmed first
 
 
-def train(argv: Sequence[str], *, debug: bool, say: Say) -> int:
+def train(argv: Sequence[str], *, debug: bool = False, say: Say = say) -> int:
     """The exit code of the runs that `argv` asks for. Raises EcrlError for bad input, with nothing written."""
     arguments = parse(argv)
     plan = prepare(arguments, say)

@@ -8,14 +8,17 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.repair.repair import check_folder
-from ecrl_cli.checkpoint.repair.scrub import ScrubConfig
+from ecrl_cli.checkpoint.format.names import REJECTED_PREFIX
+from ecrl_cli.checkpoint.repair.damage import Finding
+from ecrl_cli.checkpoint.repair.diagnose import line
+from ecrl_cli.checkpoint.repair.repair import check_folder, repair
+from ecrl_cli.checkpoint.repair.scrub import Scrub, ScrubConfig, ScrubResult, scrub
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.cli.console import Parser, out, say
-from ecrl_cli.cli.scrub import VerifyOutput, scrubbed
 from ecrl_cli.cli.targets import Checkpoints, checked, checkpoints_of, sorted_out
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.machine import check_torch
@@ -33,6 +36,17 @@ from ecrl_cli.verify.verify_run import named, verify_run
 _EXIT = {"valid": 0, "invalid": 1, "unknown": 3}
 _STOPPED = (130, 143)
 _WORST_FIRST = (5, 4, 1, 2, 3, 0)
+_OK, _INVALID, _NONE_VALID, _STORAGE = 0, 1, 4, 5
+_STATUS = {_OK: "valid", _INVALID: "invalid", _NONE_VALID: "no valid checkpoint"}
+
+
+@dataclass(frozen=True)
+class VerifyOutput:
+    """The result of verifying: text for people, a document for programs, an exit code."""
+
+    text: str
+    document: dict[str, Any]
+    exit_code: int
 
 
 def verify(argv: Sequence[str]) -> int:
@@ -119,14 +133,10 @@ def _answer(run: Path, reference: Path | None, known: References) -> VerifyOutpu
         what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         return _unreadable(str(run), EvidenceMissing("records", f"cannot be judged ({what})", "restore the run directory, or report this"))
     document = verdict.to_json()
-    against = _reference(run, reference, document.get("reference", ""))
+    name = document.get("reference", "")  # of the run that it was judged against
+    against = RunLayout(named(reference) if reference else named(run).parent / name) if name else None
     _keep(run, document, against, _apart(run, against))
     return VerifyOutput(render(verdict).rstrip(), document, _EXIT[verdict.status])
-
-
-def _reference(run: Path, given: Path | None, name: str) -> RunLayout | None:
-    """The reference called `name` that the run was judged against."""
-    return RunLayout(named(given) if given else named(run).parent / name) if name else None
 
 
 def _apart(run: Path, reference: RunLayout | None) -> dict[str, Any] | None:
@@ -194,3 +204,100 @@ def train_references(runs: Sequence[Path], known: References) -> int:
         launchers.close()
         os.umask(mask)
     return 0
+
+
+@dataclass
+class Repairs:
+    """Attempted repairs into `out`, by checkpoint name: the copy's path, or why there is none."""
+
+    out: Path
+    copies: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+    disk_refused: bool = False
+
+
+def scrubbed(what: Checkpoints, config: ScrubConfig, out: Path | None) -> VerifyOutput:
+    """Scrubs, and repairs into `out` if it is given; for the exit code see `_scrub_code`."""
+    found = scrub(what.folder, what.names, config)
+    repairs = _repair_all(found, config.integrity, out) if out is not None else None
+    code = _scrub_code(found)
+    document = _scrub_document(found, _STATUS[code], repairs)
+    return VerifyOutput(_scrub_text(what.label, found, repairs), document, _STORAGE if repairs and repairs.disk_refused else code)
+
+
+def _scrub_code(found: Scrub) -> int:
+    """4 if there are checkpoints (or quarantined ones) and none is valid, 1 for any damage, also of a pointer, else 0."""
+    if not found.valid and (found.looked or any(name.startswith(REJECTED_PREFIX) for name in found.aside)):
+        return _NONE_VALID
+    return _INVALID if found.valid < len(found.looked) or found.pointers else _OK
+
+
+def _repair_all(found: Scrub, limits: IntegrityConfig, out: Path) -> Repairs:
+    made = Repairs(out)
+    for one in found.looked:
+        if one.diagnosis is None:
+            continue
+        name = one.report.path.name
+        try:
+            made.copies[name] = str(repair(one.report.path, one.diagnosis, out, limits))
+        except StorageError as error:
+            made.refusals[name] = error.fact
+            made.disk_refused = made.disk_refused or bool(error.errno)
+    return made
+
+
+def _scrub_text(label: str, found: Scrub, repairs: Repairs | None) -> str:
+    lines = [f"{label}: {_scrub_summary(found)}"]
+    for one in found.looked:
+        lines.append("  " + line(one.report, one.diagnosis))
+        name = one.report.path.name
+        if repairs and name in repairs.copies:
+            lines.append(f"    repaired copy, which passes the integrity check: {repairs.copies[name]}")
+        elif repairs and name in repairs.refusals:
+            lines.append(f"    not repaired: {repairs.refusals[name]}")
+    lines += [f"  {complaint}" for complaint in found.pointers]
+    lines += [f"  set aside or unfinished, not judged: {name}" for name in found.aside]
+    return "\n".join("".join(letter if letter.isprintable() else "?" for letter in text) for text in lines)
+
+
+def _scrub_summary(found: Scrub) -> str:
+    looked, refused = len(found.looked), len(found.looked) - found.valid
+    count = f"{looked} checkpoint{'' if looked == 1 else 's'}" if looked == found.total else f"{looked} of {found.total} checkpoints looked at"
+    spread = "; one of the sample is damaged, so all were looked at" if found.spread else ""
+    damaged = f", {len(found.pointers)} pointers damaged" if found.pointers else ""
+    return f"{count}, {found.valid} valid, {refused} refused{damaged}{spread}"
+
+
+def _scrub_document(found: Scrub, status: str, repairs: Repairs | None) -> dict[str, Any]:
+    return {
+        "status": status,
+        "looked_at": len(found.looked),
+        "of": found.total,
+        "spread": found.spread,
+        "checkpoints": [_checkpoint_document(one, repairs) for one in found.looked],
+        "pointers": list(found.pointers),
+        "set_aside": list(found.aside),
+    }
+
+
+def _checkpoint_document(one: ScrubResult, repairs: Repairs | None) -> dict[str, Any]:
+    report = one.report
+    document: dict[str, Any] = {"name": report.path.name, "status": "ok" if report.ok else "refused"}
+    if report.ok or one.diagnosis is None:
+        return document | {"commit_sha256": report.commit_sha256}
+    document |= {"layer": report.layer, "reason": report.reason, "damage": [_damage(finding) for finding in one.diagnosis.findings]}
+    document["repairable"] = one.diagnosis.repairable
+    if repairs:
+        document["repaired"] = repairs.copies.get(report.path.name)
+    return document
+
+
+def _damage(finding: Finding) -> dict[str, Any]:
+    return {
+        "file": finding.file,
+        "text": finding.text,
+        "chunks": list(finding.chunks),
+        "bits": [{"byte": flip.offset, "bit": flip.bit} for flip in finding.flips],
+        "tensors": list(finding.tensors),
+        "repairable": finding.repairable,
+    }
