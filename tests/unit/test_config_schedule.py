@@ -11,8 +11,8 @@ import pytest
 from ecrl_cli.cli import train
 from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.compose import compose_grid
+from ecrl_cli.config.build import steps_at
 from ecrl_cli.config.identity import run_name
-from ecrl_cli.config.schedule import steps_at
 from ecrl_cli.config.schema import RunConfig, ScheduleConfig
 from ecrl_cli.errors import ConfigError
 

@@ -1,4 +1,7 @@
-"""Builds one checked RunConfig from what Hydra composed: converts every field, applies variant and scale, checks the whole."""
+"""Builds one checked RunConfig from what Hydra composed: converts every field, applies schedule, scale and variant, checks the whole.
+
+`schedule=` has the times of failures as shares of the run, converted to `failure.steps`.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from typing import Any
 from ecrl_cli.config.checks import check
 from ecrl_cli.config.convert import convert
 from ecrl_cli.config.elastic import Say, normalize_schedule, round_down_world_sizes
-from ecrl_cli.config.failures import prune_unused_keys
+from ecrl_cli.config.failure_kinds import PLANS
+from ecrl_cli.config.fault_spec import FAILURES
 from ecrl_cli.config.launchers import LAUNCHERS
 from ecrl_cli.config.omegaconf_bridge import plain
 from ecrl_cli.config.scale import apply_scale
-from ecrl_cli.config.schedule import apply_schedule, name_the_suite, reapply_schedule
-from ecrl_cli.config.schema import FailureConfig, RunConfig
+from ecrl_cli.config.schema import FailureConfig, RunConfig, ScheduleConfig
 from ecrl_cli.errors import ConfigError, shown
 
 
@@ -45,3 +48,76 @@ def _apply_variant(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     if no_failures or not config.variant.failures:
         config = replace(config, failure=FailureConfig())
     return config if config.variant.resizes else replace(config, elastic=replace(config.elastic, schedule={}))
+
+
+DEFAULT_KIND = "exit"  # the failure of the published schedules, if none is named
+_WITHOUT_STEPS = ("mtbf", "listed")  # plans with their own times
+_SHORT = {"resnet18": "r18", "resnet50": "r50", "resnet152": "r152"}  # the published suites' short names
+
+
+def steps_at(schedule: ScheduleConfig, target: int, every: int) -> tuple[int, ...]:
+    """The steps of `schedule` in a run of `target` steps with a checkpoint every `every` steps; strictly increasing."""
+    steps: list[int] = []
+    for share in schedule.at:
+        boundary = round(share * target / every) * every
+        step = boundary + round(schedule.offset * every) if 0 < boundary < target else max(1, round(share * target))
+        if schedule.offset and every > 1 and step % every == 0:  # rounded back onto a boundary
+            step += 1
+        steps.append(max(step, steps[-1] + 1) if steps else step)
+    return tuple(steps)
+
+
+def apply_schedule(config: RunConfig, typed: frozenset[str]) -> RunConfig:
+    """`config` with its schedule's steps in `failure.steps`. Typed failures override a suite's schedule.
+
+    A schedule without a failure kind plans the published one (exit). ConfigError if both were typed.
+    """
+    schedule, failure = config.schedule, config.failure
+    chosen = "schedule" in typed or any(key.startswith("schedule.") for key in typed)
+    if any(after <= before for before, after in zip(schedule.at, schedule.at[1:], strict=False)):
+        raise ConfigError("schedule.at", f"must be strictly increasing, got {list(schedule.at)}", f"use {sorted(set(schedule.at))}")
+    if not schedule.at:
+        none = chosen and schedule.name == "none" and not typed & {"failure", "failure.kind", "failure.steps"}
+        return replace(config, failure=FailureConfig()) if none else config
+    if "failure.steps" in typed or failure.kind in _WITHOUT_STEPS:
+        if chosen:
+            what = "failure.steps is given" if "failure.steps" in typed else f"failure={failure.kind} sets its own steps"
+            raise ConfigError("schedule", f"{schedule.name} says when failures are injected, and {what}", "leave one of them out")
+        return replace(config, schedule=ScheduleConfig())
+    kind = failure.kind
+    if kind == "none" and not typed & {"failure", "failure.kind"}:
+        kind = DEFAULT_KIND
+    if kind == "none":
+        return replace(config, schedule=ScheduleConfig())
+    steps = steps_at(schedule, config.target_steps, config.checkpoint.every)
+    return replace(config, failure=replace(failure, kind=kind, steps=steps))
+
+
+def reapply_schedule(config: RunConfig, typed: frozenset[str]) -> RunConfig:
+    """Recomputes the schedule's steps after a scale has shortened the run, whichever of its keys the user typed."""
+    if not config.schedule.at or "failure.steps" in typed:
+        return config
+    steps = steps_at(config.schedule, config.target_steps, config.checkpoint.every)
+    return replace(config, failure=replace(config.failure, steps=steps))
+
+
+def name_the_suite(config: RunConfig, typed: frozenset[str]) -> RunConfig:
+    """Names the suite of a run that was put together from data set, model and schedule: `cifar10-r50-late`."""
+    if config.schedule.name == "none" or "suite_name" in typed or (config.suite_name and "schedule" not in typed):
+        return config
+    model = _SHORT.get(config.model.name, config.model.name)
+    return replace(config, suite_name=f"{config.dataset.name}-{model}-{config.schedule.name}")
+
+
+def prune_unused_keys(failure: FailureConfig, typed: frozenset[str]) -> FailureConfig:
+    """`failure` without the keys that a typed kind does not use: those belong to the plan of the suite or matrix that it replaces."""
+    if failure.kind == "none" or not typed & {"failure", "failure.kind"}:
+        return failure
+    default, given = FailureConfig(), {key.removeprefix("failure.") for key in typed}
+    takes_rank = failure.kind not in PLANS and FAILURES.load(failure.kind)().takes_rank
+    dropped = set() if takes_rank else {"rank"}
+    dropped |= {"steps"} if failure.kind in ("mtbf", "listed") else set()
+    dropped |= set() if failure.kind == "mtbf" else {"mtbf_steps", "mtbf_s"}
+    dropped |= set() if failure.kind == "listed" else {"entries"}
+    changes: dict[str, Any] = {name: getattr(default, name) for name in dropped - given}
+    return replace(failure, **changes)

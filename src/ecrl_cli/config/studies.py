@@ -1,17 +1,19 @@
 """The settings of each study: one frozen dataclass per conf/study/NAME.yaml; defaults are the published number of trials, or fewer
-where a larger number is called recorded.
+where a larger number is called recorded. `refuse` raises ConfigError for values that do not go together.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from ecrl_cli.config.failure_kinds import BUILTIN
 from ecrl_cli.config.recoveries import RECOVERIES
 from ecrl_cli.config.registry import import_attribute
 from ecrl_cli.config.schema import LAYOUTS, WRITE_MODES, at_least, positive
+from ecrl_cli.errors import ConfigError, shown
 
 MOST = 100_000  # of any count: the plan is made before the first trial
 
@@ -49,6 +51,11 @@ class WriteLatency:
     checkpoints: int = count(40, 1)
     model_bytes: int = at_least(128 * 1024, 4)
     optimizer_bytes: int = at_least(64 * 1024, 4)
+
+    def refuse(self) -> None:
+        if self.seeds * self.checkpoints > MOST:
+            fact = f"{self.seeds} seeds of {self.checkpoints} checkpoints are more than {MOST} saves per mode"
+            raise ConfigError("study.checkpoints", fact, "lower one of them")
 
 
 @dataclass(frozen=True)
@@ -293,6 +300,11 @@ class MiniBatchFailure:
     averages: int = count(200, 0)
     hours: float = positive(12.0)
 
+    def refuse(self) -> None:
+        if max(self.survivors) >= self.replicas:
+            fact = f"{max(self.survivors)} survivors of {self.replicas} workers: nobody would have died"
+            raise ConfigError("study.survivors", fact, "lower it or raise study.replicas")
+
 
 @dataclass(frozen=True)
 class RecoveryOverhead:
@@ -326,6 +338,16 @@ class RecoveryOverhead:
     join_s: float = at_least(0.0, 0)
     snapshot_s: float = at_least(0.0, 0)
     planted: bool = True
+
+    def refuse(self) -> None:
+        if self.source not in ("published", "typed") and not Path(self.source).expanduser().is_dir():
+            raise ConfigError("study.source", f"{shown(self.source)} is no folder", "give published, typed, or the folder of a run or a sweep")
+        for key in ("mini_batch_s", "checkpoint_s") if self.source == "typed" else ():
+            if getattr(self, key) == 0:
+                raise ConfigError(f"study.{key}", "is 0, and study.source=typed has no other", f"give the seconds: study.{key}=SECONDS")
+        if self.casualties >= min(self.workers):
+            fact = f"{self.casualties} of {min(self.workers)} workers leave no survivor, and strategies are compared that need one"
+            raise ConfigError("study.casualties", fact, "lower it, or leave so few out of study.workers")
 
 
 _KINDS = (

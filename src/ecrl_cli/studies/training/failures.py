@@ -16,7 +16,7 @@ from typing import Any
 
 from ecrl_cli.checkpoint.format.names import CRASH_POINTS
 from ecrl_cli.config.build import build
-from ecrl_cli.config.failures import check_failures
+from ecrl_cli.config.checks import check_failures
 from ecrl_cli.config.fault_spec import Entry, parse
 from ecrl_cli.config.schema import WRITE_MODES, FailureConfig, RunConfig
 from ecrl_cli.config.strategies import STRATEGIES
