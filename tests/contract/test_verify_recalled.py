@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,45 +9,24 @@ from typing import Any
 import pytest
 
 from ecrl_cli.config.schema import CheckpointConfig
-from ecrl_cli.history.load import AttemptRecords, RunRecords, load
-from ecrl_cli.records.events import RankLine, SkippedSnapshot, Span
+from ecrl_cli.history.load import RunRecords, load
+from ecrl_cli.records.events import SkippedSnapshot, Span
 from ecrl_cli.verify.attempt_continuity import check_recalled
+from ecrl_cli.verify.consistency import records_consistent
 from ecrl_cli.verify.rank_spans import SpanAccount
 from ecrl_cli.verify.verdict import INVALID, VALID, Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import build_blk
+from tests.runs.changed import Records, attempts, configured, logged, ordered
 
-Records = Callable[[RunRecords], RunRecords]
 STATE, SHA = "5" * 64, "a" * 64
-
-
-def attempts(records: RunRecords, number: int, **changes: Any) -> RunRecords:
-    """With another attempt `number` in supervisor.json."""
-    assert records.supervisor is not None
-    changed = tuple(replace(a, **changes) if a.attempt == number else a for a in records.supervisor.attempts)
-    return replace(records, supervisor=replace(records.supervisor, attempts=changed))
-
-
-def ordered(records: RunRecords, number: int, **changes: Any) -> RunRecords:
-    def change(logs: AttemptRecords) -> AttemptRecords:
-        return replace(logs, order=replace(logs.order, **changes)) if logs.attempt == number and logs.order else logs
-
-    return replace(records, attempt_logs=tuple(map(change, records.attempt_logs)))
-
-
-def logged(records: RunRecords, keep: Callable[[RankLine], RankLine | None]) -> RunRecords:
-    """With other lines of attempt 0."""
-    logs = records.logs(0)
-    ranks = {rank: replace(lines, events=tuple(line for each in lines.events if (line := keep(each)))) for rank, lines in logs.ranks.items()}
-    return replace(records, attempt_logs=(replace(logs, ranks=ranks), *records.attempt_logs[1:]))
 
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
     """Attempt 1 went on from a snapshot that attempt 0 had taken behind step 6; rank 0 logged its state there, rank 1 another one."""
     found = load(build_blk(tmp_path_factory.mktemp("sweep")))
-    config = replace(found.stored.config, checkpoint=replace(found.stored.config.checkpoint, strategy="in_memory"))
-    found = replace(found, stored=replace(found.stored, config=config))
+    found = configured(found, checkpoint=replace(found.stored.config.checkpoint, strategy="in_memory"))
     told: dict[str, Any] = {"continues": 0, "memory": "snapshot", "snapshot_sha256": SHA}
     found = ordered(attempts(found, 1, resumed_from=None, snapshot_state=STATE, **told), 1, resume_from=None, **told)
     return logged(found, lambda line: replace(line, state_digest=STATE if line.rank == 0 else "6" * 64))
@@ -82,7 +60,7 @@ SPOILT: dict[str, tuple[Records, str]] = {
     ),
     "of an earlier session": (lambda found: attempts(found, 1, session=1), "which went down with its supervisor"),
     "nobody takes snapshots": (
-        lambda found: replace(found, stored=replace(found.stored, config=replace(found.stored.config, checkpoint=CheckpointConfig()))),
+        lambda found: configured(found, checkpoint=CheckpointConfig()),
         "its configuration takes none",
     ),
     "a step that rank 1 never did": (
@@ -120,3 +98,44 @@ def test_the_newest_snapshot_is_gone_on_with_or_its_refusal_is_on_record(records
     assert stale.status == INVALID and "attempt 1 went on behind step 6: attempt 0 had taken a snapshot of step 8, and no refusal" in stale.message
     refused = attempts(records, 1, forgone=(SkippedSnapshot(8, 0, "holds a NaN"),))
     assert newest(with_snapshots(refused, 6, 8)).status == VALID
+
+
+def refused(records: RunRecords, step: int, of: int = 0, by: int = 1) -> RunRecords:
+    """Attempt `by` refused a snapshot of `step` that attempt `of` had taken; one is due behind every second step."""
+    found = configured(records, checkpoint=replace(records.stored.config.checkpoint, memory_every=2))
+    return attempts(found, by, forgone=(SkippedSnapshot(step, of, "holds a NaN"),))
+
+
+NEVER_TAKEN: dict[str, tuple[Records, tuple[int, ...], str]] = {
+    "by one that takes none": (
+        lambda found: configured(refused(found, 8), checkpoint=CheckpointConfig()),
+        (6, 8),
+        "attempt 1 refused a snapshot of step 8 of attempt 0, its configuration takes none",
+    ),
+    "by itself": (lambda found: refused(found, 8, of=1), (6, 8), "of attempt 1, which was not before it under the same supervisor"),
+    "by nobody": (lambda found: refused(found, 8, of=7), (6, 8), "of attempt 7, which was not before it under the same supervisor"),
+    "under another supervisor": (lambda found: attempts(refused(found, 8), 0, session=1), (6, 8), "which was not before it under the same supervisor"),
+    "of what it went on with": (lambda found: refused(found, 6), (6, 8), "which went on behind step 6 and had come to step 9"),
+    "of a step to come": (lambda found: refused(found, 10), (6, 8), "which went on behind step 6 and had come to step 9"),
+    "of a step in between": (lambda found: refused(found, 7), (6, 8), "attempt 1 refused a snapshot of step 7 of attempt 0, and none is due there"),
+    "of an attempt before the one gone on with": (
+        lambda found: attempts(refused(found, 20, of=1, by=2), 2, memory="snapshot", continues=2),
+        (6, 8),
+        "and went on with one of attempt 2",
+    ),
+    "of a step without one": (lambda found: refused(found, 8), (6, 9), "of attempt 0, and rank 0 has booked none in that step"),
+}
+
+
+@pytest.mark.parametrize("name", NEVER_TAKEN)
+def test_a_snapshot_that_was_refused_had_been_taken(records: RunRecords, name: str) -> None:
+    change, taken, words = NEVER_TAKEN[name]
+    finding = records_consistent(with_snapshots(change(records), *taken))
+    assert finding.status == INVALID and any(words in text for text in (finding.message, *finding.evidence)), finding
+
+
+@pytest.mark.parametrize("taken", [(6, 8), (6, 8, 9), (6,)])
+def test_a_snapshot_that_was_due_may_have_been_refused(records: RunRecords, taken: tuple[int, ...]) -> None:
+    """Also where rank 0 died before it booked it."""
+    finding = records_consistent(with_snapshots(refused(records, 8), *taken))
+    assert not any("refused a snapshot" in text for text in (finding.message, *finding.evidence)), finding

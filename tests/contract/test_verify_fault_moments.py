@@ -1,0 +1,162 @@
+"""Failures by the clock, while an attempt starts, and two in one attempt: what must be on record of them, and what must not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from ecrl_cli.config.schema import FailureConfig
+from ecrl_cli.failures.plan import plan
+from ecrl_cli.history.load import RunRecords, load
+from ecrl_cli.history.timeline import timeline
+from ecrl_cli.records.events import InjectedFault
+from ecrl_cli.verify.fault_plan import failures_once
+from ecrl_cli.verify.verdict import INVALID, VALID, Finding
+from ecrl_cli.verify.verification_input import Case
+from tests.runs.builder import WALL, build_blk
+from tests.runs.changed import attempts, configured, left, ordered, sessions, supervised
+
+Faults = Callable[[RunRecords], RunRecords]
+
+
+@pytest.fixture(scope="module")
+def blk(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
+    """Rank 1 is killed behind steps 9 and 20, in attempts 0 and 1."""
+    return load(build_blk(tmp_path_factory.mktemp("blk")))
+
+
+def planned(found: RunRecords, *entries: str) -> RunRecords:
+    """With these entries in the plan, each pending until it fired."""
+    found = configured(found, failure=FailureConfig("listed", entries=entries))
+    made = plan(found.stored.config)
+    found = replace(found, plan=made)
+    for a in found.attempts:
+        spent = {fired.index for fired in found.fired if fired.attempt < a.attempt}
+        found = ordered(found, a.attempt, pending=tuple(entry for entry in made if entry.index not in spent))
+    return found
+
+
+def struck(found: RunRecords, index: int, **changes: object) -> RunRecords:
+    """With another record of the fault `index`."""
+    return replace(found, fired=tuple(replace(each, **changes) if each.index == index else each for each in found.fired))  # type: ignore[arg-type]
+
+
+def judged(found: RunRecords) -> Finding:
+    return failures_once(Case(found))
+
+
+def assert_said(finding: Finding, status: str, words: str) -> None:
+    assert finding.status == status, finding
+    assert any(words in text for text in (finding.message, *finding.evidence)), finding
+
+
+def by_the_clock(found: RunRecords, early_s: float) -> RunRecords:
+    """The first kill was due at a wall time, and came so much earlier."""
+    lived = found.fired[0].at - timeline(found).windows[0][0]
+    return struck(planned(struck(found, 0, global_step=0), f"kill@{lived + early_s:.6f}s:1", "kill@20:1"), 0, global_step=0)
+
+
+@pytest.mark.parametrize(("early_s", "status"), [(-0.5, VALID), (0.0, VALID), (0.09, VALID), (0.11, INVALID), (5.0, INVALID)])
+def test_a_failure_by_the_clock_does_not_come_before_its_time(blk: RunRecords, early_s: float, status: str) -> None:
+    words = f"s of supervised time, it was due after {blk.fired[0].at - timeline(blk).windows[0][0] + early_s:.3f} s"
+    assert_said(judged(by_the_clock(blk, early_s)), status, words if status == INVALID else "2 of 2 planned failures fired")
+
+
+@pytest.mark.parametrize(("before", "status"), [((1200.0, 1201.5), VALID), ((1200.0, 1201.0), INVALID)])
+def test_its_time_is_that_of_all_sessions(blk: RunRecords, before: tuple[float, float], status: str) -> None:
+    """The second kill came in a second session: what counts is the first one's time and its own."""
+    lived = blk.fired[1].at - blk.attempts[1].launched_at
+    assert blk.supervisor is not None
+    (only,) = blk.sessions
+    started, ended = before[0] - 1200.0 + only.started_at, before[1] - 1200.0 + only.started_at
+    first = replace(only, started_at=started, ended_at=ended)
+    second = replace(only, started_at=blk.attempts[1].launched_at, time=only.time + blk.attempts[1].launched_at - only.started_at)
+    found = supervised(blk, sessions=(first, second))
+    for number in (1, 2):
+        found = attempts(found, number, session=1)
+    found = planned(struck(found, 1, global_step=0), "kill@9:1", f"kill@{lived + 1.5:.6f}s:1")
+    words = "entry 1 (kill) fired after" if status == INVALID else "2 of 2 planned failures fired"
+    assert_said(judged(found), status, words)
+
+
+@pytest.mark.parametrize(("late_s", "status"), [(0.001, VALID), (0.0, VALID), (-0.001, INVALID)])
+def test_a_failure_by_the_clock_behind_the_final_record_ends_nothing(blk: RunRecords, late_s: float, status: str) -> None:
+    assert blk.final is not None
+    at = blk.final.at + late_s
+    finding = judged(planned(struck(blk, 1, global_step=0, attempt=2, at=at, time=at + WALL), "kill@9:1", "kill@0.5s:1"))
+    assert_said(finding, status, "attempt 1 died unplanned" if status == VALID else "entry 1 fired in attempt 2, which completed")
+
+
+def in_the_start(found: RunRecords, moment: str = "start", **changes: object) -> RunRecords:
+    """Rank 1 was killed before attempt 0 did a step."""
+    at = found.attempts[0].launched_at + 0.1
+    fault = {"global_step": 0, "at_step": 0, "at": at, "time": at + WALL} | changes
+    found = planned(struck(found, 0, global_step=0), f"kill@0.{moment}:1", "kill@20:1")
+    return struck(found, 0, **fault)
+
+
+def without_steps(found: RunRecords) -> RunRecords:
+    return left(found, 0, ranks={})
+
+
+@pytest.mark.parametrize("moment", ["start", "rendezvous", "load"])
+def test_who_is_hit_in_the_start_does_no_step(blk: RunRecords, moment: str) -> None:
+    assert judged(without_steps(in_the_start(blk, moment))).status == VALID
+    steps = judged(in_the_start(blk, moment))
+    assert_said(steps, INVALID, f"entry 0 fired at {moment}, and attempt 0 did steps all the same")
+
+
+def test_the_step_of_a_start_is_the_one_resumed_from(blk: RunRecords) -> None:
+    found = without_steps(in_the_start(blk, at_step=3))
+    assert_said(judged(found), INVALID, "entry 0 (kill) fired at step 3, it was planned for step 0 (start)")
+
+
+def test_who_is_hit_in_the_start_had_done_no_step_by_then(blk: RunRecords) -> None:
+    line = blk.logs(0).ranks[1].events[0]
+    found = in_the_start(blk, at=line.at + 0.25, time=line.at + 0.25 + WALL)
+    assert_said(judged(found), INVALID, "entry 0 (kill) fired 0.250 s after its victim had done a step")
+
+
+def both_killed(found: RunRecords, **changes: object) -> RunRecords:
+    """Both ranks were killed behind step 9, and the end of attempt 0 is that of one of them."""
+    first, _ = found.fired
+    found = replace(found, fired=(first, replace(first, index=1, rank=0)))
+    return attempts(planned(found, "kill@9:1", "kill@9:0"), 0, **changes)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_two_that_are_killed_at_once_either_may_be_noticed_first(blk: RunRecords, rank: int) -> None:
+    assert judged(both_killed(blk, rank=rank)).status == VALID
+
+
+def test_an_end_that_neither_of_two_explains_is_told_of_both(blk: RunRecords) -> None:
+    finding = judged(both_killed(blk, rank=1, signal=11))
+    for words in ("entry 0 (kill of rank 1) is not how attempt 0 died", "entry 1 (kill of rank 0) is not how attempt 0 died"):
+        assert_said(finding, INVALID, words)
+
+
+def stopped(found: RunRecords, signals: tuple[int, ...] | None, last: bool = True) -> RunRecords:
+    """Attempt 1, in which rank 1 was killed, is said to have been stopped."""
+    found = attempts(found, 1, outcome="stopped", signal=15, rank=None)
+    if last:
+        found = supervised(found, attempts=found.attempts[:2], terminal_status="stopped")
+    return sessions(found, 0, signals=signals)
+
+
+@pytest.mark.parametrize(
+    ("signals", "last", "words"),
+    [
+        ((15,), True, ""),
+        (None, True, ""),
+        ((), True, "entry 1 (kill) fired in attempt 1, which is said to have been stopped, and its session received no signal"),
+        ((15,), False, "entry 1 (kill) fired in attempt 1, which is said to have been stopped, and the same session went on with attempt 2"),
+    ],
+)
+def test_an_attempt_that_was_stopped_before_its_death_was_noticed(
+    blk: RunRecords, signals: tuple[int, ...] | None, last: bool, words: str
+) -> None:
+    finding = judged(stopped(blk, signals, last))
+    assert finding.status == (INVALID if words else VALID), finding
+    assert any(words in text for text in (finding.message, *finding.evidence)), finding

@@ -1,0 +1,257 @@
+"""Records as no ordinary run leaves them, each unusual in one way: what the verdict says of them, promise by promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ecrl_cli.config.schema import SupervisionConfig
+from ecrl_cli.history.load import NOTHING, AttemptRecords, RunRecords, load
+from ecrl_cli.records.events import Hang, InjectedFault, Straggler
+from ecrl_cli.records.journal import Lines
+from ecrl_cli.verify.consistency import records_consistent, target_reached
+from ecrl_cli.verify.exactly_once import exactly_once
+from ecrl_cli.verify.same_input import same_input
+from ecrl_cli.verify.time_accounting import time_conserved
+from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Finding
+from ecrl_cli.verify.verification_input import Case
+from tests.runs.builder import WALL, build_blk, build_elastic
+from tests.runs.changed import Records, attempts, configured, kept, left, logged, ordered, sessions, supervised
+from tests.runs.struck import build_bereft
+
+Check = Callable[[Case], Finding]
+
+
+@pytest.fixture(scope="module")
+def blk(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
+    """Killed behind steps 9 and 20, resumed from 6 and from 18."""
+    return load(build_blk(tmp_path_factory.mktemp("blk")))
+
+
+@pytest.fixture(scope="module")
+def elastic(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
+    """Killed behind steps 8 and 15, 2 -> 1 -> 2 ranks behind steps 10 and 20."""
+    return load(build_elastic(tmp_path_factory.mktemp("elastic")))
+
+
+@pytest.fixture(scope="module")
+def bereft(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
+    """The supervisor was killed in attempt 0, whose end nobody saw, and behind attempt 1: three sessions."""
+    return load(build_bereft(tmp_path_factory.mktemp("bereft")))
+
+
+def told(finding: Finding, words: str) -> bool:
+    return any(words in text for text in (finding.message, *finding.evidence))
+
+
+def restarted(found: RunRecords) -> RunRecords:
+    """A launch.json of an attempt that the supervisor did not live to enter, and nothing besides."""
+    order = found.logs(2).order
+    assert order is not None
+    return replace(found, attempt_logs=(*found.attempt_logs, AttemptRecords(3, {}, NOTHING, NOTHING, None, replace(order, attempt=3))))
+
+
+def ended_late(at: float) -> Records:
+    """Rank 1 is killed so many seconds behind the final record, and the entry that did it says when."""
+
+    def change(found: RunRecords) -> RunRecords:
+        assert found.final is not None
+        fault = InjectedFault(7, "kill", 1, 24, 2, found.final.at + at, found.final.at + at + WALL)
+        return replace(attempts(found, 2, signal=9, exit_code=None, rank=1), fired=(*found.fired, fault))
+
+    return change
+
+
+def hung(waited_s: float = 0.2, limit_s: float = 0.1, ranks: tuple[int, ...] = (), **changes: object) -> Records:
+    hang = Hang(ranks, "training", 9, waited_s, limit_s, "it")
+    return lambda found: attempts(found, 0, **{"outcome": "hung", "signal": 9, "hang": hang} | changes)
+
+
+def slow(**changes: object) -> Records:
+    each = replace(Straggler(1, 10, 0.5, 0.1), **changes)  # type: ignore[arg-type]
+    return lambda found: attempts(found, 0, stragglers=(each,))
+
+
+# By name: what is unusual, whether it is broken, and the words.
+CONTRADICTED: dict[str, tuple[Check, Records, str]] = {
+    "from memory and from a checkpoint": (
+        records_consistent,
+        lambda found: attempts(found, 1, continues=0, memory="survivors"),
+        "attempt 1 goes on from memory and resumed from checkpoints/step_00000006",
+    ),
+    "memory of nobody": (records_consistent, lambda found: attempts(found, 1, memory="snapshot"), "attempt 1 continues attempt None from snapshot memory"),
+    "somebody's no memory": (records_consistent, lambda found: attempts(found, 1, continues=0), "attempt 1 continues attempt 0 from no memory"),
+    "a memory of no kind": (
+        records_consistent,
+        lambda found: attempts(found, 1, continues=0, memory="disk"),
+        "attempt 1 continues attempt 0 from disk memory",
+    ),
+    "ranks taken over where none stay": (
+        records_consistent,
+        lambda found: attempts(found, 1, origins=(0, 1)),
+        "attempt 1 took over ranks, its configuration keeps none",
+    ),
+    "ranks taken over from nobody": (
+        records_consistent,
+        lambda found: attempts(found, 0, origins=(0, 1)),
+        "attempt 0 took over ranks, nobody was there to be taken over",
+    ),
+    "a resize that ends a completed run": (records_consistent, lambda found: attempts(found, 2, outcome="resized"), "attempt 2 was resized and none follows it"),
+    "given up behind a stop": (
+        records_consistent,
+        lambda found: supervised(attempts(found, 2, outcome="stopped"), terminal_status="gave_up"),
+        "the last attempt was stopped, and the run gave_up",
+    ),
+    "refused behind a stop": (
+        records_consistent,
+        lambda found: supervised(attempts(found, 2, outcome="stopped"), terminal_status="refused"),
+        "the last attempt was stopped, and the run refused",
+    ),
+    "given up with the target reached": (
+        records_consistent,
+        lambda found: supervised(found, terminal_status="gave_up"),
+        "the last attempt completed, and the run gave_up",
+    ),
+    "an attempt behind one that still runs": (
+        records_consistent,
+        lambda found: attempts(found, 0, outcome="running"),
+        "attempt 0 is still running, and attempt 1 follows it in the same session",
+    ),
+    "an exit code and a signal": (records_consistent, lambda found: attempts(found, 0, exit_code=1), "attempt 0 has both exit code 1 and signal 9"),
+    "a signal of no number": (records_consistent, lambda found: attempts(found, 0, signal=65), "attempt 0 ended by signal 65, which there is none of"),
+    "no signal": (records_consistent, lambda found: attempts(found, 0, signal=0), "attempt 0 ended by signal 0, which there is none of"),
+    "a rank that was not there": (records_consistent, lambda found: attempts(found, 0, rank=2), "attempt 0 of 2 ranks names rank 2 as the one that ended it"),
+    "a rank that ended well": (records_consistent, lambda found: attempts(found, 2, rank=0), "attempt 2 of 2 ranks names rank 0 as the one that ended it"),
+    "a resize with an exit code": (
+        records_consistent,
+        lambda found: attempts(found, 1, outcome="resized", exit_code=1, signal=None),
+        "attempt 1 ended well to be resized, with exit code 1 and signal None",
+    ),
+    "a death that nothing says": (
+        records_consistent,
+        lambda found: attempts(found, 0, exit_code=None, signal=None, rank=None),
+        "attempt 0 died, nothing says of what, and its supervisor lived to see it",
+    ),
+    "a death without an end": (records_consistent, lambda found: attempts(found, 0, ended_at=None), "attempt 0 died and has no end, and its supervisor lived"),
+    "a hang that nothing says": (records_consistent, hung(hang=None), "attempt 0 hung, and nothing says how"),
+    "a hang of one that died": (records_consistent, hung(outcome="died"), "attempt 0 died, and has a hang on record"),
+    "a hang within its limit": (records_consistent, hung(limit_s=0.3), "attempt 0 was taken for hung after 0.200 s of silence, 0.300 s were allowed"),
+    "a hang without a limit": (records_consistent, hung(limit_s=0.0), "attempt 0 was taken for hung after 0.200 s of silence, 0.000 s were allowed"),
+    "a hang of a rank that was not there": (records_consistent, hung(ranks=(2,)), "attempt 0 of 2 ranks hung because of ranks [2]"),
+    "a hang longer than its attempt": (records_consistent, hung(waited_s=900.0), "attempt 0 was silent for 900.000 s and lasted for"),
+    "steps in a silence": (records_consistent, hung(waited_s=0.3), "attempt 0 hung: nothing moved in its last 0.300 s, in which rank 0 logged"),
+    "a straggler that was not there": (records_consistent, slow(rank=2), "attempt 0 has a straggler that cannot be: rank 2 in step 10"),
+    "a straggler faster than the others": (records_consistent, slow(own_s=0.1), "a straggler that cannot be: rank 1 in step 10, 0.100 s to the others' 0.100 s"),
+    "a straggler to less than nothing": (records_consistent, slow(others_s=-0.1), "a straggler that cannot be: rank 1 in step 10"),
+    "a straggler two steps on": (records_consistent, slow(global_step=11), "a straggler that cannot be: rank 1 in step 11"),
+    "a straggler before the first step": (records_consistent, slow(global_step=0), "a straggler that cannot be: rank 1 in step 0"),
+    "a step logged twice": (
+        exactly_once,
+        lambda found: logged(found, lambda line: replace(line, global_step=4, cursor_step=3) if line.global_step == 5 else line),
+        "step 4 was logged 2 times by attempt 0 rank 0: duplicates",
+    ),
+    "a log of a rank that was not there": (
+        exactly_once,
+        lambda found: left(found, 0, ranks=found.logs(0).ranks | {2: found.logs(0).ranks[1]}),
+        "attempt 0 rank 2 left a log, the attempt had 2 ranks",
+    ),
+    "the final record of another attempt": (
+        target_reached,
+        lambda found: left(found, 1, final=found.final),
+        "attempt 1 left the final record of attempt 2, the last attempt is 2",
+    ),
+    "completed with another end": (
+        target_reached,
+        lambda found: attempts(found, 2, outcome="died"),
+        "the run is said to be completed, its last attempt died",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTED)
+def test_what_contradicts_itself_is_invalid(blk: RunRecords, name: str) -> None:
+    check, change, words = CONTRADICTED[name]
+    assert not told(check(Case(blk)), words)
+    finding = check(Case(change(blk)))
+    assert finding.status == INVALID and told(finding, words), finding
+
+
+UNUSUAL: dict[str, tuple[Check, Records, str, str]] = {
+    "a launch that nobody entered": (records_consistent, restarted, VALID, ""),
+    "one step beyond the last is the straggler's": (records_consistent, slow(), VALID, ""),
+    "a hang whose end nobody saw": (
+        records_consistent,
+        hung(ended_at=None),
+        INVALID,
+        "attempt 0 hung and has no end",
+    ),
+    "no launch.json": (records_consistent, lambda found: left(found, 1, order=None), UNKNOWN, "attempt 1 has no launch.json"),
+    "no launch.json where nodes may be lost": (
+        records_consistent,
+        lambda found: left(configured(found, supervision=SupervisionConfig(nodes=2, on_node_loss="shrink")), 1, order=None),
+        UNKNOWN,
+        "attempt 1 has no launch.json",
+    ),
+    "no phases in the supervisor's record": (records_consistent, lambda found: attempts(found, 1, phases={}), VALID, ""),
+    "an attempt that left nothing": (
+        records_consistent,
+        lambda found: replace(found, attempt_logs=tuple(a for a in found.attempt_logs if a.attempt != 1)),
+        UNKNOWN,
+        "attempt 1 is in supervisor.json and left no logs",
+    ),
+    "no final record": (target_reached, lambda found: left(found, 2, final=None), UNKNOWN, "attempt 2 left no final.json"),
+    "a run that was stopped": (target_reached, lambda found: supervised(found, terminal_status="stopped"), UNKNOWN, "the run is stopped at step 24 of 24"),
+    "no attempt": (target_reached, lambda found: supervised(found, attempts=()), INVALID, "its last attempt is not on record"),
+    "no data set": (exactly_once, lambda found: replace(found, dataset=None), UNKNOWN, "dataset.json is missing"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_what_is_unusual_has_one_status(blk: RunRecords, name: str) -> None:
+    check, change, status, words = UNUSUAL[name]
+    finding = check(Case(change(blk)))
+    assert finding.status == status and told(finding, words), finding
+
+
+@pytest.mark.parametrize(("at", "explained"), [(0.005, True), (-0.005, False)])
+def test_a_death_behind_the_target_is_explained_by_a_fault_behind_it(blk: RunRecords, at: float, explained: bool) -> None:
+    words = "attempt 2 completed, and rank 1 ended with signal 9: nothing on record explains that"
+    assert told(records_consistent(Case(ended_late(at)(blk))), words) != explained
+
+
+def test_a_supervisor_that_was_killed_may_leave_a_death_that_nothing_says(bereft: RunRecords) -> None:
+    finding = records_consistent(Case(bereft))
+    assert not told(finding, "nothing says of what") and not told(finding, "has no end"), finding
+    lived = sessions(bereft, 0, ended_at=bereft.attempts[0].ended_at)
+    assert told(records_consistent(Case(lived)), "attempt 0 died, nothing says of what, and its supervisor lived to see it")
+
+
+@pytest.mark.parametrize("lost", ["this run", "the reference"])
+def test_inputs_without_a_hash_cannot_be_compared_across_world_sizes(elastic: RunRecords, blk: RunRecords, lost: str) -> None:
+    """Epoch 1 cursor 4 is step 15: one rank here, two in the reference."""
+
+    def without(line):  # type: ignore[no-untyped-def]
+        return replace(line, inputs_hash=None) if line.global_step == 15 else line
+
+    ours, theirs = (logged(elastic, without, 2), blk) if lost == "this run" else (elastic, logged(blk, without, 1))
+    if lost == "this run":
+        ours = logged(ours, without, 3)
+    finding = same_input(Case(ours, theirs))
+    assert finding.status == UNKNOWN and told(finding, f"epoch 1 cursor 4: no hash of the inputs in {lost}"), finding
+
+
+def test_a_remote_rank_without_a_line_says_nothing_of_its_clock(blk: RunRecords) -> None:
+    """Of two nodes with a rank each, the second shares no clock with the supervisor, and rank 1 left an empty log."""
+    remote = ordered(blk, 0, nodes=("a", "b"))
+    silent = left(remote, 0, ranks=remote.logs(0).ranks | {1: Lines((), (), 0)})
+    assert time_conserved(Case(remote)).status == VALID
+    assert time_conserved(Case(silent)).status == VALID
+
+
+def test_an_event_that_no_checkpoint_has_is_told(blk: RunRecords) -> None:
+    unknown = left(blk, 0, checkpoints=kept(blk.logs(0).checkpoints, lambda line: replace(line, event="moved") if line.event == "received" else line))
+    finding = records_consistent(Case(unknown))
+    assert finding.status == INVALID and told(finding, "'moved' is not an event"), finding
