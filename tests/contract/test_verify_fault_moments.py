@@ -11,7 +11,6 @@ from ecrl_cli.config.schema import FailureConfig
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.history.timeline import timeline
-from ecrl_cli.records.events import InjectedFault
 from ecrl_cli.verify.fault_plan import failures_once
 from ecrl_cli.verify.verdict import INVALID, VALID, Finding
 from ecrl_cli.verify.verification_input import Case
@@ -154,9 +153,7 @@ def stopped(found: RunRecords, signals: tuple[int, ...] | None, last: bool = Tru
         ((15,), False, "entry 1 (kill) fired in attempt 1, which is said to have been stopped, and the same session went on with attempt 2"),
     ],
 )
-def test_an_attempt_that_was_stopped_before_its_death_was_noticed(
-    blk: RunRecords, signals: tuple[int, ...] | None, last: bool, words: str
-) -> None:
+def test_an_attempt_that_was_stopped_before_its_death_was_noticed(blk: RunRecords, signals: tuple[int, ...] | None, last: bool, words: str) -> None:
     finding = judged(stopped(blk, signals, last))
     assert finding.status == (INVALID if words else VALID), finding
     assert any(words in text for text in (finding.message, *finding.evidence)), finding

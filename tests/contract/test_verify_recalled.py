@@ -114,7 +114,11 @@ NEVER_TAKEN: dict[str, tuple[Records, tuple[int, ...], str]] = {
     ),
     "by itself": (lambda found: refused(found, 8, of=1), (6, 8), "of attempt 1, which was not before it under the same supervisor"),
     "by nobody": (lambda found: refused(found, 8, of=7), (6, 8), "of attempt 7, which was not before it under the same supervisor"),
-    "under another supervisor": (lambda found: attempts(refused(found, 8), 0, session=1), (6, 8), "which was not before it under the same supervisor"),
+    "under another supervisor": (
+        lambda found: attempts(refused(found, 8), 0, session=1),
+        (6, 8),
+        "which was not before it under the same supervisor",
+    ),
     "of what it went on with": (lambda found: refused(found, 6), (6, 8), "which went on behind step 6 and had come to step 9"),
     "of a step to come": (lambda found: refused(found, 10), (6, 8), "which went on behind step 6 and had come to step 9"),
     "of a step in between": (lambda found: refused(found, 7), (6, 8), "attempt 1 refused a snapshot of step 7 of attempt 0, and none is due there"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -82,7 +81,11 @@ CONTRADICTED: dict[str, tuple[Check, Records, str]] = {
         lambda found: attempts(found, 1, continues=0, memory="survivors"),
         "attempt 1 goes on from memory and resumed from checkpoints/step_00000006",
     ),
-    "memory of nobody": (records_consistent, lambda found: attempts(found, 1, memory="snapshot"), "attempt 1 continues attempt None from snapshot memory"),
+    "memory of nobody": (
+        records_consistent,
+        lambda found: attempts(found, 1, memory="snapshot"),
+        "attempt 1 continues attempt None from snapshot memory",
+    ),
     "somebody's no memory": (records_consistent, lambda found: attempts(found, 1, continues=0), "attempt 1 continues attempt 0 from no memory"),
     "a memory of no kind": (
         records_consistent,
@@ -99,7 +102,11 @@ CONTRADICTED: dict[str, tuple[Check, Records, str]] = {
         lambda found: attempts(found, 0, origins=(0, 1)),
         "attempt 0 took over ranks, nobody was there to be taken over",
     ),
-    "a resize that ends a completed run": (records_consistent, lambda found: attempts(found, 2, outcome="resized"), "attempt 2 was resized and none follows it"),
+    "a resize that ends a completed run": (
+        records_consistent,
+        lambda found: attempts(found, 2, outcome="resized"),
+        "attempt 2 was resized and none follows it",
+    ),
     "given up behind a stop": (
         records_consistent,
         lambda found: supervised(attempts(found, 2, outcome="stopped"), terminal_status="gave_up"),
@@ -121,10 +128,22 @@ CONTRADICTED: dict[str, tuple[Check, Records, str]] = {
         "attempt 0 is still running, and attempt 1 follows it in the same session",
     ),
     "an exit code and a signal": (records_consistent, lambda found: attempts(found, 0, exit_code=1), "attempt 0 has both exit code 1 and signal 9"),
-    "a signal of no number": (records_consistent, lambda found: attempts(found, 0, signal=65), "attempt 0 ended by signal 65, which there is none of"),
+    "a signal of no number": (
+        records_consistent,
+        lambda found: attempts(found, 0, signal=65),
+        "attempt 0 ended by signal 65, which there is none of",
+    ),
     "no signal": (records_consistent, lambda found: attempts(found, 0, signal=0), "attempt 0 ended by signal 0, which there is none of"),
-    "a rank that was not there": (records_consistent, lambda found: attempts(found, 0, rank=2), "attempt 0 of 2 ranks names rank 2 as the one that ended it"),
-    "a rank that ended well": (records_consistent, lambda found: attempts(found, 2, rank=0), "attempt 2 of 2 ranks names rank 0 as the one that ended it"),
+    "a rank that was not there": (
+        records_consistent,
+        lambda found: attempts(found, 0, rank=2),
+        "attempt 0 of 2 ranks names rank 2 as the one that ended it",
+    ),
+    "a rank that ended well": (
+        records_consistent,
+        lambda found: attempts(found, 2, rank=0),
+        "attempt 2 of 2 ranks names rank 0 as the one that ended it",
+    ),
     "a resize with an exit code": (
         records_consistent,
         lambda found: attempts(found, 1, outcome="resized", exit_code=1, signal=None),
@@ -135,7 +154,11 @@ CONTRADICTED: dict[str, tuple[Check, Records, str]] = {
         lambda found: attempts(found, 0, exit_code=None, signal=None, rank=None),
         "attempt 0 died, nothing says of what, and its supervisor lived to see it",
     ),
-    "a death without an end": (records_consistent, lambda found: attempts(found, 0, ended_at=None), "attempt 0 died and has no end, and its supervisor lived"),
+    "a death without an end": (
+        records_consistent,
+        lambda found: attempts(found, 0, ended_at=None),
+        "attempt 0 died and has no end, and its supervisor lived",
+    ),
     "a hang that nothing says": (records_consistent, hung(hang=None), "attempt 0 hung, and nothing says how"),
     "a hang of one that died": (records_consistent, hung(outcome="died"), "attempt 0 died, and has a hang on record"),
     "a hang within its limit": (records_consistent, hung(limit_s=0.3), "attempt 0 was taken for hung after 0.200 s of silence, 0.300 s were allowed"),
@@ -144,7 +167,11 @@ CONTRADICTED: dict[str, tuple[Check, Records, str]] = {
     "a hang longer than its attempt": (records_consistent, hung(waited_s=900.0), "attempt 0 was silent for 900.000 s and lasted for"),
     "steps in a silence": (records_consistent, hung(waited_s=0.3), "attempt 0 hung: nothing moved in its last 0.300 s, in which rank 0 logged"),
     "a straggler that was not there": (records_consistent, slow(rank=2), "attempt 0 has a straggler that cannot be: rank 2 in step 10"),
-    "a straggler faster than the others": (records_consistent, slow(own_s=0.1), "a straggler that cannot be: rank 1 in step 10, 0.100 s to the others' 0.100 s"),
+    "a straggler faster than the others": (
+        records_consistent,
+        slow(own_s=0.1),
+        "a straggler that cannot be: rank 1 in step 10, 0.100 s to the others' 0.100 s",
+    ),
     "a straggler to less than nothing": (records_consistent, slow(others_s=-0.1), "a straggler that cannot be: rank 1 in step 10"),
     "a straggler two steps on": (records_consistent, slow(global_step=11), "a straggler that cannot be: rank 1 in step 11"),
     "a straggler before the first step": (records_consistent, slow(global_step=0), "a straggler that cannot be: rank 1 in step 0"),
@@ -203,7 +230,12 @@ UNUSUAL: dict[str, tuple[Check, Records, str, str]] = {
         "attempt 1 is in supervisor.json and left no logs",
     ),
     "no final record": (target_reached, lambda found: left(found, 2, final=None), UNKNOWN, "attempt 2 left no final.json"),
-    "a run that was stopped": (target_reached, lambda found: supervised(found, terminal_status="stopped"), UNKNOWN, "the run is stopped at step 24 of 24"),
+    "a run that was stopped": (
+        target_reached,
+        lambda found: supervised(found, terminal_status="stopped"),
+        UNKNOWN,
+        "the run is stopped at step 24 of 24",
+    ),
     "no attempt": (target_reached, lambda found: supervised(found, attempts=()), INVALID, "its last attempt is not on record"),
     "no data set": (exactly_once, lambda found: replace(found, dataset=None), UNKNOWN, "dataset.json is missing"),
 }

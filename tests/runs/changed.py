@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ecrl_cli.history.load import RunRecords
-from ecrl_cli.records.events import CheckpointLine, RankLine
+from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import Lines
 
 T = TypeVar("T")
@@ -55,10 +55,3 @@ def kept(lines: Lines[T], keep: Callable[[T], T | None]) -> Lines[T]:
 def logged(records: RunRecords, keep: Callable[[RankLine], RankLine | None], number: int = 0) -> RunRecords:
     """With other lines of the ranks of attempt `number`."""
     return left(records, number, ranks={rank: kept(lines, keep) for rank, lines in records.logs(number).ranks.items()})
-
-
-def saved(records: RunRecords, keep: Callable[[CheckpointLine], CheckpointLine | None], number: int = 0) -> RunRecords:
-    """With other lines in the checkpoint journal of attempt `number`."""
-    return left(records, number, checkpoints=kept(records.logs(number).checkpoints, keep))
-
-

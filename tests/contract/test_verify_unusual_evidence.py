@@ -1,0 +1,284 @@
+"""Evidence as no ordinary run leaves it: references cut short, numbers counted twice, checkpoints and states that only part of the records know."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.checkpoint.format.names import LEASE
+from ecrl_cli.config.schema import ElasticConfig, OptimizerConfig, WriteModeConfig
+from ecrl_cli.history.load import RunRecords, load
+from ecrl_cli.records.events import CheckpointLine
+from ecrl_cli.records.journal import Lines
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.verify import metrics_cache
+from ecrl_cli.verify.checkpoints import checkpoints_accounted, no_bad_checkpoint
+from ecrl_cli.verify.consistency import records_consistent
+from ecrl_cli.verify.disturbance import disturbance, uninterrupted
+from ecrl_cli.verify.exactly_once import exactly_once
+from ecrl_cli.verify.retention import Folder
+from ecrl_cli.verify.state_consistent import state_consistent
+from ecrl_cli.verify.state_values import NO_TENSORS
+from ecrl_cli.verify.trajectory import same_trajectory
+from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding
+from ecrl_cli.verify.verification_input import Case
+from ecrl_cli.verify.verify_run import verify_run
+from tests.runs.builder import RunBuilder, build_blk, build_clean, build_elastic, build_ref, config_of, flip
+from tests.runs.changed import attempts, configured, left, logged, supervised
+from tests.runs.spoilt_states import build_states
+from tests.runs.survived import build_lossy
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweep")
+    for build in (build_blk, build_ref, build_clean, build_elastic, build_lossy):
+        build(folder)
+    build_states(folder / "states", "blk")
+    return folder
+
+
+def read(sweep: Path, name: str) -> RunRecords:
+    return load(RunLayout(sweep / name))
+
+
+def copied(sweep: Path, name: str, folder: Path) -> RunLayout:
+    return RunLayout(Path(shutil.copytree(sweep / name, folder / name, symlinks=True)))
+
+
+def told(finding: Finding, words: str) -> bool:
+    return any(words in text for text in (finding.message, *finding.evidence))
+
+
+def assert_said(finding: Finding, status: str, words: str = "") -> None:
+    assert finding.status == status and told(finding, words), finding
+
+
+# The trajectory
+
+
+def test_a_reference_that_was_cut_short_proves_nothing(sweep: Path) -> None:
+    run, ref = read(sweep, "blk"), read(sweep, "ref")
+    assert same_trajectory(Case(run, ref)).status == VALID
+    assert ref.final is not None
+    short = left(ref, 0, final=replace(ref.final, global_step=23))
+    assert_said(same_trajectory(Case(run, short)), UNKNOWN, "this run ends at step 24, the reference at step 23")
+    assert_said(
+        same_trajectory(Case(run, attempts(ref, 0, resumed_from_step=3))), UNKNOWN, "the reference: attempt 0 began at step 3 and names no checkpoint"
+    )
+
+
+def test_why_runs_of_other_sizes_part_is_told_by_what_they_have(sweep: Path) -> None:
+    run, ref = read(sweep, "elastic"), read(sweep, "ref")
+    cause = (
+        "world size 1 from step 11 on, 2 in the reference: in plain DDP gradients are added up in another order (shards of 8 samples instead of 4)"
+    )
+    assert f"{cause}, BatchNorm normalises each rank's own shard" in same_trajectory(Case(run, ref)).evidence
+    dropping = configured(run, model=replace(run.stored.config.model, dropout=0.5))
+    assert run.final is not None
+    bare = left(dropping, run.final.attempt, final=replace(run.final, buffers_digest=NO_TENSORS))
+    assert f"{cause}, each rank draws its own dropout" in same_trajectory(Case(bare, ref)).evidence
+
+
+def test_the_noise_floor_of_two_equal_runs_is_none(sweep: Path) -> None:
+    run, ref = read(sweep, "elastic"), read(sweep, "ref")
+    equal = same_trajectory(Case(run, ref, floor=(ref, read(sweep, "clean"))))
+    assert told(equal, "noise floor: ref and clean, both undisturbed, are equal in every loss")
+    other = logged(ref, lambda line: replace(line, loss=1.0) if line.global_step == 7 else line)
+    assert told(same_trajectory(Case(run, ref, floor=(ref, other))), "noise floor: ref and ref, both undisturbed, differ from step 7")
+
+
+@pytest.mark.parametrize(("step", "status", "words"), [(11, UNKNOWN, "attempt 1 died, attempt 2 went on behind step 10"), (9, VALID, "")])
+def test_a_recovery_from_where_the_sizes_part_is_vouched_for_by_nobody(sweep: Path, tmp_path: Path, step: int, status: str, words: str) -> None:
+    """Behind step 10 one rank is left; who dies in step 11 goes on from the checkpoint of step 10."""
+    config = replace(config_of("elastic", "kill", (step,)), elastic=ElasticConfig(schedule={10: 1}))
+    run = load(RunBuilder(tmp_path / "elastic", config).build())
+    assert_said(same_trajectory(Case(run, read(sweep, "ref"))), status, words)
+
+
+# What disturbs a run
+
+
+def test_a_run_that_skips_steps_is_no_undisturbed_one(sweep: Path) -> None:
+    ref = read(sweep, "ref")
+    assert disturbance(ref) == "" and uninterrupted(ref)
+    unstruck = load(RunBuilder(sweep / "unstruck", replace(config_of("unstruck"), elastic=ElasticConfig(schedule={10: 1, 20: 2}))).build())
+    assert disturbance(unstruck) == ""
+    gap = attempts(unstruck, 1, last_step=19)
+    assert disturbance(gap) == "attempt 2 began behind step 20, attempt 1 reached step 19" and not uninterrupted(gap)
+    late = attempts(ref, 0, resumed_from_step=3)
+    assert disturbance(late) == "attempt 0 began at step 3 and names no checkpoint" and not uninterrupted(late)
+
+
+# Numbers that are counted twice
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("committed_steps", 23), ("restarts", 1), ("wall_s", 1.5), ("goodput", 9.5)])
+def test_a_fold_that_is_wrong_does_not_confirm_itself(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, wrong: float) -> None:
+    """metrics.json was written by the same code that folds it anew."""
+    layout = copied(sweep, "blk", tmp_path)
+    right = metrics_cache.metrics_document(load(layout))
+    assert records_consistent(Case(load(layout))).status == VALID
+    monkeypatch.setattr(metrics_cache, "metrics_document", lambda run: right | {name: wrong})
+    layout.metrics.write_text(json.dumps(right | {name: wrong}))
+    assert_said(records_consistent(Case(load(layout))), INVALID, f"the records fold to {name} {wrong}, counted again it is")
+
+
+@pytest.mark.parametrize("name", ["submitted", "committed", "failed", "lost"])
+def test_checkpoints_are_counted_again_by_how_they_ended(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    layout = copied(sweep, "blk", tmp_path)
+    right = metrics_cache.metrics_document(load(layout))
+    wrong = right | {"checkpoints": right["checkpoints"] | {name: 3}}
+    monkeypatch.setattr(metrics_cache, "metrics_document", lambda run: wrong)
+    layout.metrics.write_text(json.dumps(wrong))
+    there = {"submitted": 4, "committed": 4, "failed": 0, "lost": 0}[name]
+    assert_said(records_consistent(Case(load(layout))), INVALID, f"the records fold to 3 {name} checkpoints, the journals have {there}")
+
+
+@pytest.mark.parametrize(("status", "owed"), [("completed", True), ("stopped", False), ("running", False)])
+def test_only_a_completed_run_owes_its_metrics(sweep: Path, tmp_path: Path, status: str, owed: bool) -> None:
+    layout = copied(sweep, "blk", tmp_path)
+    layout.metrics.unlink()
+    finding = records_consistent(Case(supervised(load(layout), terminal_status=status)))
+    assert told(finding, "the run is completed and metrics.json is missing") == owed, finding
+
+
+def test_a_phase_is_what_the_records_fold_to(sweep: Path) -> None:
+    run = read(sweep, "blk")
+    assert records_consistent(Case(run)).status == VALID
+    phases = run.attempts[1].phases
+    longer = attempts(run, 1, phases=phases | {"load": phases["load"] + 2e-6})
+    assert_said(records_consistent(Case(longer)), INVALID, "attempt 1 took 0.200002 s for load by supervisor.json, 0.200000 s by the records")
+    without = left(longer, 1, spans=Lines((), (), 0))
+    assert_said(records_consistent(Case(without)), UNKNOWN, "(attempt 1 left no spans of rank 0)")
+
+
+# Lines of the ranks
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"attempt": 1}, "attempt 1 rank 0 of 2"), ({"rank": 1}, "attempt 0 rank 1 of 2"), ({"world_size": 1}, "attempt 0 rank 0 of 1")],
+)
+def test_a_line_is_of_the_log_that_it_stands_in(sweep: Path, change: dict[str, int], words: str) -> None:
+    run = logged(read(sweep, "blk"), lambda line: replace(line, **change) if (line.global_step, line.rank) == (5, 0) else line)  # type: ignore[arg-type]
+    assert_said(exactly_once(Case(run)), INVALID, f"attempt 0 rank 0 holds a line of {words} (step 5)")
+
+
+def test_samples_of_no_shard_are_extra(sweep: Path) -> None:
+    run = logged(read(sweep, "blk"), lambda line: replace(line, sample_ids_hash="0" * 64) if (line.global_step, line.rank) == (5, 0) else line)
+    finding = exactly_once(Case(run))
+    assert_said(finding, INVALID, "step 5 rank 0 (attempt 0) logged samples of no shard of this run: extra")
+    assert told(finding, "epoch 0: duplicates 0, missing 4, extra 4"), finding
+
+
+@pytest.mark.parametrize(("steps", "status"), [((), VALID), ((5,), UNKNOWN), ((9,), UNKNOWN)])
+def test_a_line_without_the_gradient_scaler_is_missed(sweep: Path, steps: tuple[int, ...], status: str) -> None:
+    run = read(sweep / "states", "blk")
+    bare = logged(run, lambda line: replace(line, loss_scale=None) if (line.global_step, line.rank) in {(step, 1) for step in steps} else line)
+    words = f"step {steps[0]} of attempt 0 rank 1: nothing is on record of the gradient scaler" if steps else ""
+    assert_said(state_consistent(Case(bare)), status, words)
+
+
+# Checkpoints and states
+
+
+def test_what_is_compared_makes_a_promise_checked(sweep: Path) -> None:
+    """An early version logged no state: three checkpoints hold what the configuration says, or nothing does."""
+    assert_said(state_consistent(Case(read(sweep, "blk"))), VALID, "3 checkpoints hold what the configuration says")
+    assert state_consistent(Case(read(sweep, "clean"))).status == NOT_CHECKED
+    assert state_consistent(Case(read(sweep / "states", "blk"))).status == VALID
+
+
+@pytest.mark.parametrize(("run", "status"), [("blk", VALID), ("states/blk", UNKNOWN)])
+def test_a_part_of_train_json_that_is_not_there_is_missed_where_it_is_due(sweep: Path, run: str, status: str) -> None:
+    case = Case(read(sweep, run))
+    del case.disk[0].train["scheduler"]
+    words = "train.json of checkpoints/step_00000012 has no scheduler" if status == UNKNOWN else ""
+    assert_said(state_consistent(case), status, words)
+
+
+@pytest.mark.parametrize(("name", "status"), [("sgd", INVALID), ("adamw", VALID)])
+def test_momentum_is_due_of_an_optimizer_that_has_it(sweep: Path, name: str, status: str) -> None:
+    run = read(sweep, "blk")
+    case = Case(configured(run, optimizer=replace(run.stored.config.optimizer, name=name)))
+    for c in case.disk:
+        c.train["optimizer"]["param_groups"][0]["momentum"] = 0.5
+    assert OptimizerConfig().momentum != 0.5
+    assert_said(state_consistent(case), status, "momentum 0.5, not 0.9" if status == INVALID else "")
+
+
+@pytest.mark.parametrize(
+    ("reason", "there"), [("E-storage checkpoints: fsync of the directory: EIO", True), ("E-storage write: ENOSPC", False), (None, False)]
+)
+def test_a_save_that_failed_behind_its_rename_counts_for_retention(reason: str | None, there: bool) -> None:
+    """Of 6, 12 and 18 the second failed: whether its files have their name decides how many are newer than 6."""
+    folder = Folder(keep=2)
+    for step, event in ((6, "committed"), (12, "failed"), (18, "committed"), (6, "retired")):
+        folder.apply(CheckpointLine(event, step, 0, 0.0, 0.0, reason=reason if event == "failed" else None))
+    assert [each.newer for each in folder.overreached] == ([] if there else [1])
+    assert folder.superfluous == ({6: 0} if there else {})
+    assert (6 in folder.retired) == there and 12 not in folder.live
+
+
+def test_a_folder_of_before_there_was_a_lease_has_none(sweep: Path, tmp_path: Path) -> None:
+    layout = copied(sweep, "blk", tmp_path)
+    (layout.checkpoints / LEASE).unlink()
+    assert checkpoints_accounted(Case(load(layout))).status == VALID
+
+
+@pytest.mark.parametrize(("atomic", "status"), [(True, INVALID), (False, VALID)])
+def test_half_a_checkpoint_may_be_set_aside_where_it_is_not_installed_whole(sweep: Path, tmp_path: Path, atomic: bool, status: str) -> None:
+    layout = copied(sweep, "blk", tmp_path)
+    shutil.copytree(layout.checkpoints / "step_00000012", layout.checkpoints / ".rejected_step_00000012.0badcafe")
+    mode = WriteModeConfig(name="atomic_dirsync" if atomic else "unsafe", atomic=atomic)
+    finding = no_bad_checkpoint(Case(configured(load(layout), write_mode=mode)))
+    assert_said(finding, status, "1 checkpoints of step 12 lie set aside, 0 are on record as refused" if atomic else "")
+
+
+def test_a_run_beside_whose_configuration_cannot_be_read_is_no_evidence(sweep: Path, tmp_path: Path) -> None:
+    run = copied(sweep, "blk", tmp_path)
+    copied(sweep, "ref", tmp_path)
+    (tmp_path / "another").mkdir()
+    RunLayout(tmp_path / "another").config.write_text("{")
+    flip(copied(sweep, "clean", tmp_path).supervisor, 1)
+    verdict = verify_run(run.root)
+    assert (verdict.status, verdict.reference) == (VALID, "ref")
+
+
+# Survivors
+
+
+def told_of(run: RunRecords, **logs: Any) -> Finding:
+    return exactly_once(Case(left(run, 0, **logs)))
+
+
+def test_a_survivor_whose_log_is_not_there_is_not_believed(sweep: Path) -> None:
+    run = read(sweep, "lossy")
+    assert exactly_once(Case(run)).status == VALID
+    ranks = {rank: lines for rank, lines in run.logs(0).ranks.items() if rank != 1}
+    assert_said(told_of(run, ranks=ranks), UNKNOWN, "the log of attempt 0 rank 1, which reports step 9, is not there")
+    empty = run.logs(0).ranks | {1: Lines[Any]((), (), 0)}
+    assert_said(told_of(run, ranks=empty), UNKNOWN, "the log of attempt 0 rank 1, which reports step 9, is not there")
+
+
+def test_a_survivor_without_its_report_is_missed(sweep: Path) -> None:
+    run = read(sweep, "lossy")
+    reports = run.logs(0).survivor_reports
+    assert_said(told_of(run, survivor_reports={0: reports[0]}), UNKNOWN, "rank 1 of attempt 0 went on and left no survivor report")
+    assert_said(
+        told_of(run, survivor_reports=reports | {1: replace(reports[1], events=())}),
+        UNKNOWN,
+        "the survivor report of attempt 0 rank 1 is empty or cannot be read",
+    )
+    assert_said(told_of(run, survivor_reports=reports | {1: replace(reports[1], torn=1)}), UNKNOWN, "the survivor report of attempt 0 rank 1 is torn")
+
+
+def test_who_goes_on_left_behind_the_step_that_is_gone_on_with(sweep: Path) -> None:
+    run = attempts(read(sweep, "lossy"), 1, resumed_from_step=8)
+    assert_said(exactly_once(Case(run)), INVALID, "rank 0 of attempt 0 left behind step 9, attempt 1 goes on behind step 8")
