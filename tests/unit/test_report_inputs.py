@@ -8,6 +8,7 @@ import pytest
 
 from ecrl_cli.errors import ConfigError, EvidenceMissing, RunDirectoryError
 from ecrl_cli.report.build import report
+from ecrl_cli.report.model import run_record
 from ecrl_cli.report.model.inputs import destination, run_inputs
 from tests.unit.report_runs import Plan, arms, make_run, make_sweep
 
@@ -60,3 +61,14 @@ def test_where_the_report_goes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="add --out DIR"):
         destination([a, b], None)
     assert destination([a, b], tmp_path / "here") == tmp_path / "here"
+
+
+@pytest.mark.parametrize("part", ["checkpoint_account", "restarts", "recording_of", "timeline_view", "load_environment"])
+def test_a_part_of_a_run_that_cannot_be_worked_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    def refuse(*given: object) -> None:
+        raise ValueError(f"{part} gave up")
+
+    (place,) = run_inputs([make_run(tmp_path / "run")])
+    assert run_record.read_run(place).problems == ()
+    monkeypatch.setattr(run_record, part, refuse)
+    assert run_record.read_run(place).problems == (f"ValueError: {part} gave up",)

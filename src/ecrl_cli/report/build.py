@@ -20,8 +20,7 @@ from ecrl_cli.report.model.study_record import StudyResult, read_studies
 from ecrl_cli.report.model.sweep_diff import SweepDiff, read_sweep_diff
 from ecrl_cli.report.parallel import parallel_map
 from ecrl_cli.report.render.markdown import ALONE, AMONG_OTHERS, markdown, markdown_study, terminal, terminal_study
-from ecrl_cli.report.render.page import Figures, render
-from ecrl_cli.report.render.sections import sections
+from ecrl_cli.report.render.page import Figures, render, sections
 from ecrl_cli.report.render.sweep_diff import against_document, against_files, against_lines
 from ecrl_cli.report.tables.records import CSV_FILES, as_document
 from ecrl_cli.report.tables.renderers import csv_of
@@ -84,7 +83,7 @@ def _nothing(shown: Comparison, studies: Sequence[StudyResult]) -> EvidenceMissi
 def contents(shown: Comparison, studies: Sequence[StudyResult] = (), beside: SweepDiff | None = None) -> dict[str, bytes]:
     """Every file of the report by its path in the folder; the page last, so that all its links exist."""
     published = replication().publication(shown) if shown.runs else None
-    drawn = Figures(run_pictures(shown), {study.ident: study_pictures(study) for study in studies}, sections(shown, published, beside))
+    drawn = Figures(run_pictures(shown), {study.ident: study_pictures(study) for study in studies})
     summary = _said(shown, studies)
     files = {f"figures/{picture.name}.{kind}": data for picture in drawn.every for kind, data in (("png", picture.png), ("pdf", picture.pdf))}
     if shown.runs:
@@ -99,7 +98,7 @@ def contents(shown: Comparison, studies: Sequence[StudyResult] = (), beside: Swe
     files["report.json"] = (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
     sections_markdown = [markdown_study(study, [picture.name for picture in drawn.studies[study.ident]]) for study in studies]
     files["report.md"] = "\n".join([markdown(shown, summary, [picture.name for picture in drawn.runs]), *sections_markdown]).encode(errors="replace")
-    files["index.html"] = render(shown, studies, summary, drawn).encode(errors="replace")
+    files["index.html"] = render(shown, studies, summary, drawn, sections(shown, published, beside)).encode(errors="replace")
     return {name: harmless(data.decode()).encode() if name.endswith((".md", ".html")) else data for name, data in files.items()}
 
 

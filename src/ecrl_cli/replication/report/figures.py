@@ -22,7 +22,7 @@ from ecrl_cli.replication.report.sample import DIVERGENCES, Experiment
 from ecrl_cli.replication.report.values import BY_EXPERIMENT, BY_SUITE, SUITES, ExperimentValues, SuiteValues
 from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, draw_figures, set_tooltip
 from ecrl_cli.report.figures.palette import INK, KNOWN_VARIANTS, MUTED, OTHER_VARIANTS, PAPER, Colour, variant_colours
-from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, curves, intervals, marks
+from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, curves, intervals, marks, name_rows, panels
 from ecrl_cli.report.formats import by_value, change, count, duration, magnitude, printable, rate
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.timeline_view import thinned
@@ -164,10 +164,7 @@ def _rows(groups: Sequence[tuple[str, Sequence[_Beside]]], label: str) -> Figure
             places.append((y, f"{name} {row.label}".strip(), row))
             y += 1
     _draw(axes, places)
-    axes.set_yticks([at for at, _, _ in places], [row.label for _, _, row in places])
-    axes.set_ylim(y - 0.4, -0.6)
-    axes.grid(axis="y", visible=False)
-    axes.spines["left"].set_visible(False)
+    name_rows(axes, [(at, row.label) for at, _, row in places], y)
     axes.set_xlabel(label)
     figure.legend(handles=_key(), loc="outside lower center", ncols=3, fontsize=8, handlelength=1.2, handleheight=1)
     return figure
@@ -214,29 +211,24 @@ def _percent(value: float | None) -> str:
 
 def draw_losses(experiment: Experiment, values: ExperimentValues) -> Figure | None:
     """Loss curves; None if no run has losses. Wide curves are drawn below narrow ones, so that equal ones stay visible."""
-    runs = {arm: [run for run in experiment.runs_of(arm) if _losses(run)] for arm in values.goodput}
+    runs = {arm: [run for run in experiment.runs_of(arm) if run.losses] for arm in values.goodput}
     seeds = sorted({run.seed for members in runs.values() for run in members}, key=by_value)
     if not seeds:
         return None
-    columns = min(2, len(seeds))
-    rows = -(-len(seeds) // columns)
-    figure = Figure(figsize=(WIDTH, 2.6 * rows + 0.4), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False)
+    figure, shown = panels(len(seeds), 2.6)
     colours = variant_colours(list(values.goodput))
-    for axes in panels.flat[len(seeds) :]:
-        axes.set_axis_off()
-    for axes, seed in zip(panels.flat, seeds, strict=False):
+    for axes, seed in zip(shown, seeds, strict=True):
         members = [(arm, run) for arm, found in runs.items() for run in found if run.seed == seed]
         _panel(axes, members, colours)
         axes.set_title(f"seed {printable(seed)}: {_areas(members, values)}", fontsize=8, loc="left", color=INK.light)
-    panels[0][0].set_ylabel("loss")
+    shown[0].set_ylabel("loss")
     handles = [Patch(color=colours[arm].light, label=ARM_WORDS[arm]) for arm in values.goodput]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, handlelength=1, handleheight=0.5)
     return figure
 
 
 def _panel(axes: Axes, members: Sequence[tuple[str, Run]], colours: dict[str, Colour]) -> None:
-    points = [_losses(run) for _, run in members]
+    points = [thinned(run.losses, MOST_POINTS) for _, run in members]
     widths = [max(1.0, 5.0 - 1.7 * number) for number in range(len(members))]
     for number, line in curves(axes, points, [colours[arm].light for arm, _ in members], widths).items():
         step, loss = points[number][-1]
@@ -249,8 +241,3 @@ def _areas(members: Sequence[tuple[str, Run]], values: ExperimentValues) -> str:
     told = [f"{arm} {magnitude(DIVERGENCES['auc'](run))}" for arm, run in members if arm in values.drops]
     there = [f"{arm} {distances['auc']:.4g}" for arm, distances in values.divergence.items()]
     return f"loss AUC {', '.join(told)}\npublished: {', '.join(there)}" if told else "losses"
-
-
-def _losses(run: Run) -> tuple[tuple[int, float], ...]:
-    recorded = run.counted.mean_loss if run.counted else {}
-    return thinned([(step, loss) for step, loss in sorted(recorded.items()) if loss is not None], MOST_POINTS)

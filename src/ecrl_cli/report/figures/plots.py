@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from ecrl_cli.report.figures.export import set_tooltip
+from ecrl_cli.report.figures.export import WIDTH, set_tooltip
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,6 +24,25 @@ if TYPE_CHECKING:
 BAR_COLUMNS = ["row", "value", "colour", "says"]  # `row`: counted from the top; `says`: the tooltip
 MARK_COLUMNS = ["x", "y", "colour", "says"]
 END_COLUMNS = ["row", "low", "high", "colour"]
+
+
+def name_rows(axes: Axes, rows: Sequence[tuple[float, str]], end: float) -> None:
+    """Names the `rows` (position and label), counted from the top to `end`, in place of a scale: no grid lines, no spine beside them."""
+    axes.set_yticks([at for at, _ in rows], [label for _, label in rows])
+    axes.set_ylim(end - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+    axes.spines["left"].set_visible(False)
+
+
+def panels(count: int, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` axes, `height` inches each, in at most two columns; the first one is at the left edge."""
+    columns = min(2, count)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(WIDTH, height * rows + 0.4), layout="constrained")
+    found = figure.subplots(rows, columns, squeeze=False).flat
+    for axes in found[count:]:
+        axes.set_axis_off()
+    return figure, list(found[:count])
 
 
 def bars(axes: Axes, frame: pd.DataFrame, rows: int, thick: float) -> None:

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch, Rectangle
 from ecrl_cli.metrics.statistics import Summary
 from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, draw_figures, legend_name, set_tooltip
 from ecrl_cli.report.figures.palette import BAD, CATEGORY_COLOURS, FAMILY_COLOURS, INK, MUTED, PAPER, RULE, Colour, variant_colours
-from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, curves, intervals, marks
+from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, curves, intervals, marks, name_rows, panels
 from ecrl_cli.report.formats import change, duration, plural, printable, rate, share
 from ecrl_cli.report.model.arms import Arm
 from ecrl_cli.report.model.comparison import ALL, Comparison
@@ -36,7 +36,7 @@ def run_pictures(comparison: Comparison) -> list[Picture]:
         FigureSpec("goodput", "Goodput of each arm, in committed steps per second", partial(draw_goodput, comparison)),
         FigureSpec("seconds", "Where the wall time went, in seconds by category", partial(draw_seconds, comparison)),
     ]
-    if any(_recorded(run) for run in comparison.counted):
+    if any(run.losses for run in comparison.counted):
         found.append(FigureSpec("loss", "Loss of the committed steps, mean over ranks", partial(draw_losses, comparison)))
     for number, (suite, runs) in enumerate(first_seed(comparison).items()):
         title = f"{printable(suite)}: the arms of one seed on one clock"
@@ -124,10 +124,7 @@ def draw_effects(found: Sequence[Sequence[Contrast]]) -> Figure:
     _estimates(axes, [(at, each) for (at, _), each in zip(ticks, every, strict=True)], colours)
     axes.axvline(0, color=MUTED.light, linewidth=0.8)
     _reach(axes, every)
-    axes.set_yticks([at for at, _ in ticks], [printable(name) for _, name in ticks])
-    axes.set_ylim(y - 0.4, -0.6)
-    axes.grid(axis="y", visible=False)
-    axes.spines["left"].set_visible(False)
+    name_rows(axes, [(at, printable(name)) for at, name in ticks], y)
     axes.set_xlabel("difference of goodput in percent")
     return figure
 
@@ -169,20 +166,15 @@ def _estimated(each: Contrast) -> str:
 def draw_losses(comparison: Comparison) -> Figure:
     """A panel per suite, a curve per arm of one seed; wider lines at the bottom, so that equal curves stay visible."""
     chosen = first_seed(comparison)
-    columns = min(2, len(chosen))
-    rows = -(-len(chosen) // columns)
-    figure = Figure(figsize=(WIDTH, 2.1 * rows + 0.4), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False)
+    figure, shown = panels(len(chosen), 2.1)
     colours = variant_colours(comparison.labels)
-    for axes in panels.flat[len(chosen) :]:
-        axes.set_axis_off()
-    for axes, (suite, runs) in zip(panels.flat, chosen.items(), strict=False):
+    for axes, (suite, runs) in zip(shown, chosen.items(), strict=True):
         tones = [colours[comparison.label(run)].light for run in runs]
-        curves(axes, [thinned(_recorded(run), MOST_POINTS) for run in runs], tones, [max(1.0, 5.5 - 1.5 * number) for number in range(len(runs))])
+        curves(axes, [thinned(run.losses, MOST_POINTS) for run in runs], tones, [max(1.0, 5.5 - 1.5 * number) for number in range(len(runs))])
         _readings(axes, comparison, runs)
         axes.set_title(printable(suite), fontsize=9, loc="left", color=INK.light)
         axes.set_xlabel("step")
-    panels[0][0].set_ylabel("loss")
+    shown[0].set_ylabel("loss")
     handles = [Patch(color=colours[label].light, label=legend_name(label)) for label in comparison.labels]
     figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize=8, handlelength=1, handleheight=0.5)
     return figure
@@ -190,7 +182,7 @@ def draw_losses(comparison: Comparison) -> Figure:
 
 def _readings(axes: Axes, comparison: Comparison, runs: Sequence[Run]) -> None:
     """Invisible bands whose tooltips list the loss of every curve at their central step."""
-    curves = {comparison.label(run): dict(_recorded(run)) for run in runs}
+    curves = {comparison.label(run): dict(run.losses) for run in runs}
     steps = sorted({step for curve in curves.values() for step in curve})
     stride = max(1, -(-len(steps) // READINGS))
     width = (steps[-1] - steps[0]) / len(steps) * stride if steps else 0
@@ -251,10 +243,7 @@ def _bars(comparison: Comparison, extra: float = 0.0) -> tuple[Figure, Axes, lis
         y += 1
     figure = Figure(figsize=(WIDTH, ROW * y + 0.65 + extra), layout="constrained")
     axes = figure.subplots()
-    axes.set_yticks([at for at, _ in rows], [printable(arm.label) for _, arm in rows])
-    axes.set_ylim(y - 0.4, -0.6)
-    axes.grid(axis="y", visible=False)
-    axes.spines["left"].set_visible(False)
+    name_rows(axes, [(at, printable(arm.label)) for at, arm in rows], y)
     for at, suite in headings:
         axes.annotate(printable(suite), (0, at), (0, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center", weight="bold")
     return figure, axes, rows
@@ -276,8 +265,3 @@ def _spread(summary: Summary | None, form: Callable[[float], str]) -> str:
     if summary is None or summary.low is None or summary.high is None:
         return "one run"
     return f"mean of {plural(summary.n, 'run')}, 95% interval {form(summary.low)} to {form(summary.high)}"
-
-
-def _recorded(run: Run) -> list[tuple[int, float]]:
-    recorded = run.counted.mean_loss if run.counted else {}
-    return [(step, loss) for step, loss in sorted(recorded.items()) if loss is not None]

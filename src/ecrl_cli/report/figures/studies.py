@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, draw_figures, legend_name, set_tooltip
 from ecrl_cli.report.figures.palette import INK, MUTED, Colour, series_colours
-from ecrl_cli.report.figures.plots import END_COLUMNS, curves, drawn_bars, intervals, middle
+from ecrl_cli.report.figures.plots import END_COLUMNS, curves, drawn_bars, intervals, middle, name_rows
 from ecrl_cli.report.formats import magnitude, printable, short
 from ecrl_cli.report.model.study_record import StudyResult, slugs
 from ecrl_cli.report.model.timeline_view import thinned
@@ -132,10 +132,7 @@ def _lines(axes: Axes, figure: Figure, colours: Colours) -> None:
 
 
 def _categories(axes: Axes, figure: Figure) -> None:
-    axes.set_yticks(range(len(figure.categories)), [short(printable(name), 48) for name in figure.categories])
-    axes.set_ylim(len(figure.categories) - 0.4, -0.6)
-    axes.grid(axis="y", visible=False)
-    axes.spines["left"].set_visible(False)
+    name_rows(axes, [(at, short(printable(name), 48)) for at, name in enumerate(figure.categories)], len(figure.categories))
 
 
 def _logarithmic(axes: Axes, figure: Figure) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.config.identity import suite_of
 from ecrl_cli.errors import EcrlError, RecordError
 from ecrl_cli.history.load import RunRecords, load, load_disk, load_environment
 from ecrl_cli.history.timeline import timeline
@@ -21,7 +22,7 @@ from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.metrics.recoveries import Restart, restarts
 from ecrl_cli.records.digests import fingerprint
-from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine, InjectedFault, SupervisorRecord
+from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine, DiskLine, InjectedFault, SupervisorRecord
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.verdict_file import divergence_of, read_verdict
@@ -78,12 +79,12 @@ class Metrics:
     @property
     def stall_per_checkpoint_s(self) -> float | None:
         """Stall seconds per submitted checkpoint; None if none was submitted."""
-        return self._per_checkpoint("stall_s")
+        return self._per_checkpoint(self.checkpoints["stall_s"])
 
     @property
     def write_per_checkpoint_s(self) -> float | None:
         """Write seconds per submitted checkpoint, whatever its end; None if none was submitted."""
-        return self._per_checkpoint("write_s")
+        return self._per_checkpoint(self.checkpoints["write_s"])
 
     @property
     def durable_write_s(self) -> float:
@@ -94,16 +95,15 @@ class Metrics:
 
     @property
     def durable_write_per_checkpoint_s(self) -> float | None:
-        submitted = self.checkpoints["submitted"]
-        return self.durable_write_s / submitted if submitted else None
+        return self._per_checkpoint(self.durable_write_s)
 
     def stalled(self, part: str) -> float | None:
         """Seconds of this part of all stalls; None in records without it."""
         return self.checkpoints.get(f"stalled_{part}_s")
 
-    def _per_checkpoint(self, key: str) -> float | None:
+    def _per_checkpoint(self, seconds: float) -> float | None:
         submitted = self.checkpoints["submitted"]
-        return self.checkpoints[key] / submitted if submitted else None
+        return seconds / submitted if submitted else None
 
 
 @dataclass(frozen=True)
@@ -182,6 +182,12 @@ class Run:
         """The run's metrics if it may be compared."""
         return None if self.reason else self.metrics
 
+    @property
+    def losses(self) -> list[tuple[int, float]]:
+        """The steps of a counted run with their losses, mean over ranks; steps whose loss is not on record or not finite are left out."""
+        recorded = self.counted.mean_loss if self.counted else {}
+        return [(step, loss) for step, loss in sorted(recorded.items()) if loss is not None]
+
 
 def read_run(place: RunInput, judge_anew: bool = False) -> Run:
     """Reads the run at `place`; missing or damaged records never raise. `judge_anew`: verify now and ignore the verdict and divergence on file."""
@@ -212,31 +218,34 @@ class _Reader:
         if document:
             self.troubles += self.attempt(lambda: _file_differs(layout, document, supervised), [])
         supervisor = supervised.supervisor if supervised else None
-        config = encode(records.stored.config) if records else {}
         account = self.attempt(lambda: timeline(supervised) if supervised else None, None)
         verdict, divergence = self.attempt(lambda: judge_again(layout) if self.judge_anew else verdict_on_file(layout), NOT_JUDGED)
         self.troubles += [verdict.problem] if verdict.problem else []
+        suite, variant, seed = _names(place, metrics, records)
+        reason = _reason(place, metrics, supervisor, self.troubles)
+        disk: tuple[DiskLine, ...] = self.attempt(lambda: load_disk(layout), ()) if supervised and account else ()
+        view = self.attempt(lambda: timeline_view(supervised, disk, account) if supervised and account else None, None)
         return Run(
-            place,
-            *_names(place, metrics, config),
-            _reason(place, metrics, supervisor, self.troubles),
-            metrics,
-            document if metrics else None,
-            verdict,
-            supervisor,
-            tuple(line for a in records.attempt_logs for line in a.checkpoints.events) if records else (),
-            records.fired if records else (),
-            config,
-            self.attempt(lambda: load_environment(layout), {}),
-            self.attempt(
-                lambda: timeline_view(supervised, self.attempt(lambda: load_disk(layout), ()), account) if supervised and account else None, None
-            ),
-            divergence,
-            tuple(self.troubles),
-            self.attempt(lambda: checkpoint_account(records).checkpoints if records else (), ()),
-            self.attempt(lambda: restarts(supervised, account) if supervised and account else (), ()),
-            tuple(_missing(layout, supervisor)),
-            self.attempt(lambda: recording_of(supervised) if supervised else None, None),
+            input=place,
+            suite=suite,
+            variant=variant,
+            seed=seed,
+            reason=reason,
+            metrics=metrics,
+            document=document if metrics else None,
+            verdict=verdict,
+            supervisor=supervisor,
+            checkpoints=tuple(line for a in records.attempt_logs for line in a.checkpoints.events) if records else (),
+            fired=records.fired if records else (),
+            config=encode(records.stored.config) if records else {},
+            environment=self.attempt(lambda: load_environment(layout), {}),
+            view=view,
+            divergence=divergence,
+            saves=self.attempt(lambda: checkpoint_account(records).checkpoints if records else (), ()),
+            restarts=self.attempt(lambda: restarts(supervised, account) if supervised and account else (), ()),
+            missing=tuple(_missing(layout, supervisor)),
+            recording=self.attempt(lambda: recording_of(supervised) if supervised else None, None),
+            problems=tuple(self.troubles),  # last: reading any of the above may add to them
         )
 
 
@@ -278,13 +287,13 @@ def _metrics(document: dict[str, Any]) -> Metrics:
     return metrics
 
 
-def _names(place: RunInput, metrics: Metrics | None, config: dict[str, Any]) -> tuple[str, str, str]:
+def _names(place: RunInput, metrics: Metrics | None, records: RunRecords | None) -> tuple[str, str, str]:
     """Suite, variant and seed: from the metrics, else from the configuration, else from the sweep's manifest."""
     if metrics:
         return metrics.suite, metrics.variant, str(metrics.seed)
-    if config:
-        suite = config["suite_name"] or f"{config['dataset']['name']}-{config['model']['name']}"
-        return suite, config["variant"]["name"], str(config["seed"])
+    if records:
+        config = records.stored.config
+        return suite_of(config), config.variant.name, str(config.seed)
     row = place.manifest_row
     return row.get("suite", ""), row.get("variant", ""), row.get("seed", "")
 
@@ -298,14 +307,9 @@ def _reason(place: RunInput, metrics: Metrics | None, supervisor: SupervisorReco
     if metrics.terminal_status == "running":
         return f"has not ended (step {metrics.committed_steps} of {metrics.target_steps})"
     if metrics.committed_steps < metrics.target_steps or metrics.final is None:
-        return f"ended at step {metrics.committed_steps} of {metrics.target_steps}" + (f" ({_status(supervisor)})" if supervisor else "")
+        status = ": ".join(filter(None, (supervisor.terminal_status, supervisor.reason))) if supervisor else ""
+        return f"ended at step {metrics.committed_steps} of {metrics.target_steps}" + (f" ({status})" if supervisor else "")
     return ""
-
-
-def _status(supervisor: SupervisorRecord | None) -> str:
-    if supervisor is None:
-        return ""
-    return supervisor.terminal_status + (f": {supervisor.reason}" if supervisor.reason else "")
 
 
 def verdict_on_file(layout: RunLayout) -> Judged:

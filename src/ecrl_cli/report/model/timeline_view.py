@@ -1,10 +1,11 @@
-"""The data of a run's timeline, in seconds of the goodput clock: attempts, categories, progress, checkpoints in flight, failures.
+"""A run's timeline, in seconds of the goodput clock: attempts, categories, progress, checkpoints in flight, failures.
 
-Thinned to what a figure can show.
+Thinned to what a figure can show. For the page it gives points and paths of SVG in boxes that stretch with it, and the texts of their marks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -14,6 +15,7 @@ from ecrl_cli.history.timeline import Timeline, TimelineSlice, phases, timeline
 from ecrl_cli.metrics.disk import DiskRate, rates
 from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, DiskLine, SupervisorSession
 from ecrl_cli.report.figures.palette import FAMILY_OF
+from ecrl_cli.report.formats import count, duration, plural
 
 BINS, POINTS, DISK_POINTS = 2400, 80, 1200
 
@@ -60,6 +62,14 @@ class AttemptView:
     progress: tuple[tuple[float, int], ...]
     phases: dict[str, float]
 
+    @property
+    def text(self) -> str:
+        """The attempt in one line."""
+        r = self.record
+        steps = "no step" if r.first_step is None or r.last_step is None else f"steps {count(r.first_step)} to {count(r.last_step)}"
+        source = f", resumed from step {count(r.resumed_from_step)}" if r.resumed_from else ""
+        return f"attempt {r.attempt}: {steps} in {duration(self.end - self.start)}{source}, {r.outcome}"
+
 
 @dataclass(frozen=True)
 class TimelineView:
@@ -73,6 +83,45 @@ class TimelineView:
     writes: tuple[WriteBar, ...]
     faults: tuple[FaultMark, ...]
     disk: tuple[DiskRate, ...] = ()
+
+    def progress_lines(self, longest_s: float) -> list[tuple[AttemptView, str]]:
+        """Each attempt with progress, and its SVG points in a box of 1000 x 100, y downwards; `longest_s` is the width of the box."""
+        target = max(1, self.target_steps)
+        lines = [(a, " ".join(f"{1000 * t / longest_s:.1f},{100 - 100 * step / target:.1f}" for t, step in a.progress)) for a in self.attempts]
+        return [(attempt, line) for attempt, line in lines if line]
+
+    def family_seconds(self, family: str) -> float:
+        return math.fsum(strip.end - strip.start for strip in self.bands if strip.family == family)
+
+    def family_paths(self, longest_s: float) -> dict[str, str]:
+        """By family, its bands as one SVG path in a box of 10000 x 1."""
+        paths: dict[str, str] = {}
+        for strip in self.bands:
+            paths[strip.family] = paths.get(strip.family, "") + _block(strip.start, strip.end, longest_s)
+        return paths
+
+    def write_path(self, longest_s: float) -> str:
+        """The committed checkpoints, from submission to commit, as one SVG path in a box of 10000 x 1; each at least wide enough to be visible."""
+        least = longest_s / 300
+        blocks = [(min(w.start, longest_s - least), max(w.end, w.start + least)) for w in self.writes if w.outcome == "committed"]
+        return "".join(_block(start, min(end, longest_s), longest_s) for start, end in blocks)
+
+    @property
+    def durable_text(self) -> str:
+        """The committed checkpoints in one line."""
+        took = [write.end - write.start for write in self.writes if write.outcome == "committed"]
+        return f"{plural(len(took), 'durable checkpoint')}, {duration(math.fsum(took) / len(took))} each on average" if took else ""
+
+    @property
+    def peak_tps(self) -> float:
+        """The highest number of transfers per second."""
+        return max((rate.tps for rate in self.disk), default=0.0)
+
+    @property
+    def disk_points(self) -> str:
+        """Transfers per second as SVG points in a box of 1000 x 100, a step per interval."""
+        most, wall_s = self.peak_tps or 1.0, self.wall_s
+        return " ".join(f"{1000 * t / wall_s:.1f},{100 - 100 * rate.tps / most:.1f}" for rate in self.disk for t in (rate.start, rate.end))
 
 
 def timeline_view(records: RunRecords, disk: Sequence[DiskLine] = (), account: Timeline | None = None) -> TimelineView:
@@ -180,3 +229,17 @@ def _writes(records: RunRecords, at: At, wall_s: float) -> list[WriteBar]:
                 until = at(a.attempt, end.at) if end else wall_s
                 found.append(WriteBar(at(a.attempt, line.at), until, line.global_step, end.event if end else "open"))
     return found
+
+
+def ticks(longest_s: float, most: int = 6) -> list[float]:
+    """Round times from 0 to `longest_s` seconds, at most `most` of them after 0."""
+    if longest_s <= 0:
+        return [0.0]
+    power = 10 ** math.floor(math.log10(longest_s / most))
+    step = next(power * factor for factor in (1, 2, 5, 10) if longest_s / (power * factor) <= most)
+    return [step * number for number in range(int(longest_s / step) + 1)]
+
+
+def _block(start: float, end: float, longest_s: float) -> str:
+    left, right = round(10000 * start / longest_s), round(10000 * end / longest_s)
+    return f"M{left} 0h{right - left}v1h{left - right}z"

@@ -1,4 +1,4 @@
-"""The page: one HTML file that loads nothing from the network."""
+"""The page: one HTML file that loads nothing from the network, and its sections of statistics, published numbers and another sweep."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,24 @@ from markupsafe import Markup
 
 from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.report import formats
-from ecrl_cli.report.figures import timeline_svg
 from ecrl_cli.report.figures.export import Picture
 from ecrl_cli.report.figures.palette import CATEGORY_COLOURS, FAMILIES, FAMILY_COLOURS, variables, variant_colours
 from ecrl_cli.report.figures.runs import first_seed
+from ecrl_cli.report.model.arms import MEASURES
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.contrast import by_scope
+from ecrl_cli.report.model.replication import Publication
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.study_record import StudyResult
-from ecrl_cli.report.model.timeline_view import recorded_at
-from ecrl_cli.report.render.sections import Section
+from ecrl_cli.report.model.sweep_diff import SweepDiff
+from ecrl_cli.report.model.timeline_view import recorded_at, ticks
+from ecrl_cli.report.render.sweep_diff import against_sentences, against_tables
 from ecrl_cli.report.tables import runs
-from ecrl_cli.report.tables.comparisons import wins_table
+from ecrl_cli.report.tables.comparisons import SHORT, compared_table, noise_table, overlap_table, wins_table
 from ecrl_cli.report.tables.renderers import MOST_ROWS, cut_note, page_rows
+from ecrl_cli.report.tables.runs import measures_table, restarts_table
 from ecrl_cli.report.tables.studies import shown_tables
+from ecrl_cli.report.tables.table import Table
 from ecrl_cli.report.text.glossary import CATEGORY_WORDS, DEFINITIONS, GATE_WORDS, STUDY_DEFINITIONS
 from ecrl_cli.report.text.study_summary import badge, circumstances, command, headline, progress
 from ecrl_cli.report.text.summary import ReportSummary
@@ -49,20 +53,34 @@ BADGES = {
 
 
 @dataclass(frozen=True)
+class Section:
+    """A section: `ident` is its anchor. `folded`: its tables are closed at first. `files`: files with more data."""
+
+    ident: str
+    title: str
+    lead: str
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
+    files: Sequence[str] = ()
+    folded: bool = False
+
+
+@dataclass(frozen=True)
 class Figures:
-    """The figures of the runs, and of each study by its ident. `parts`: the sections between the figures and the list of runs."""
+    """The figures of the runs, and of each study by its ident."""
 
     runs: Sequence[Picture]
     studies: Mapping[str, Sequence[Picture]]
-    parts: Sequence[Section] = field(default=())
 
     @property
     def every(self) -> list[Picture]:
         return [*self.runs, *(picture for pictures in self.studies.values() for picture in pictures)]
 
 
-def render(comparison: Comparison, studies: Sequence[StudyResult], summary: ReportSummary, drawn: Figures) -> str:
-    """The whole page. Names come from records and are escaped; only our own SVG, style and script are not."""
+def render(comparison: Comparison, studies: Sequence[StudyResult], summary: ReportSummary, drawn: Figures, parts: Sequence[Section] = ()) -> str:
+    """The whole page, with `parts` between the figures and the list of runs. Names come from records and are escaped; only our own SVG, style and
+    script are not.
+    """
     of = [(len(comparison.runs), "run", "runs"), (len(studies), "study", "studies")]
     script = (HERE / "page.js").read_text(encoding="utf-8")
     return (
@@ -73,7 +91,7 @@ def render(comparison: Comparison, studies: Sequence[StudyResult], summary: Repo
             said=summary,
             studies=studies,
             drawn={ident: _in_page(pictures) for ident, pictures in drawn.studies.items()},
-            parts=[(part, _in_page(part.pictures)) for part in drawn.parts],
+            parts=[(part, _in_page(part.pictures)) for part in parts],
             words=[*(DEFINITIONS if comparison.runs else ()), *(STUDY_DEFINITIONS if studies else ())],
             made_of=formats.listed([formats.plural(*part) for part in of if part[0]]),
             style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
@@ -136,14 +154,10 @@ def _environment() -> Environment:
         made.filters[name] = _typeset(getattr(formats, name))
     made.filters["plain"] = _typeset(formats.printable)
     made.filters["ident"] = id
-    made.filters["said"] = _typeset(lambda attempt: formats.printable(timeline_svg.attempt_text(attempt)))
-    made.filters["durable"] = timeline_svg.durable_text
     made.filters["evidence"] = lambda value: formats.printable(json.dumps(value, sort_keys=True, default=str))
     made.globals |= {
-        name: getattr(timeline_svg, name)
-        for name in ("ticks", "progress", "family_seconds", "strip_paths", "write_path", "longest", "peak_tps", "disk_points")
-    }
-    made.globals |= {
+        "ticks": ticks,
+        "longest": lambda runs: max((run.view.wall_s for run in runs if run.view), default=0.0),
         "badges": BADGES,
         "families": FAMILIES,
         "family_colours": FAMILY_COLOURS,
@@ -211,3 +225,54 @@ def _when(comparison: Comparison) -> str:
     """The date of the first run, from its record."""
     times = [at for at in (recorded_at(run.supervisor.sessions) for run in comparison.runs if run.supervisor) if at]
     return datetime.fromtimestamp(min(times), UTC).strftime("%-d %B %Y") if times else ""
+
+
+def sections(comparison: Comparison, published: Publication | None = None, beside: SweepDiff | None = None) -> list[Section]:
+    """The sections that have a table."""
+    found = [_against(beside)] if beside else []
+    found += [_published(published)] if published else []
+    return [part for part in [*found, _statistics(comparison)] if part.tables]
+
+
+def _statistics(comparison: Comparison) -> Section:
+    """The statistics of comparisons.csv and its neighbours, over all scopes in one table each."""
+    scopes = [(scope, suites) for scope, suites in reversed(comparison.scopes) if set(suites) <= set(comparison.passed)]
+    arms = [measures_table(comparison, scope, suites) for scope, suites in scopes]
+    compared = [compared_table(comparison, scope, suites, SHORT if n else tuple(MEASURES)) for n, (scope, suites) in enumerate(scopes)]
+    tables = [
+        *_joined(arms, f"Arms, measure by measure, scale {comparison.scale()}"),
+        *_joined(compared, f"Arms compared, pair by pair, scale {comparison.scale()}"),
+        *(overlap_table(comparison), restarts_table(comparison), noise_table(comparison)),
+    ]
+    lead = "All measures with their means, deviations and intervals by Student's t and by BCa bootstrap. Folded, because they are many."
+    return Section("statistics", "Statistics", lead, [table for table in tables if table], folded=True)
+
+
+def _joined(tables: Sequence[Table], title: str) -> list[Table]:
+    """Joins the same table of several scopes, and shows the scope, which each hides in its first column."""
+    if not tables:
+        return []
+    columns = (replace(tables[0].columns[0], hidden=False), *tables[0].columns[1:])
+    return [replace(tables[0], title=title, columns=columns, rows=tuple(row for table in tables for row in table.rows))]
+
+
+def _published(published: Publication) -> Section:
+    """The published tables with measured numbers beside the published ones, and their figures.
+
+    The text on the setting is long and mostly the same: it is printed under the first table only.
+    """
+    lead = "What was published, as printed, beside what was measured here on another machine and at another scale; each table says what differs."
+    files = sorted(name for name in published.files if "/" not in name and name.endswith(".md"))
+    first = {table.setting: table for table in reversed(published.tables)}
+    tables = []
+    for table in published.tables:
+        of = first[table.setting]
+        differs = table.setting if table is of else f"as under {of.table.title.partition(':')[0]}."
+        tables.append(replace(table.table, note=f"{table.table.note} What differs: {differs}".strip()))
+    return Section("published", "Published and measured", lead, tables, published.pictures, files)
+
+
+def _against(beside: SweepDiff) -> Section:
+    """This sweep compared with another one."""
+    title, lead = f"Against {beside.theirs_name}", " ".join(against_sentences(beside))
+    return Section("against", title, lead, against_tables(beside), files=("against.md", "against_effects.csv"))
