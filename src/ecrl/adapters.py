@@ -1,7 +1,7 @@
 """Recording from within a framework: where the recorder cannot come in by PYTHONPATH (`python -I`, a frozen environment, a launcher that clears it).
 
-Each does nothing unless ECRL_RECORD names a folder; the framework is imported when its adapter is made. Each names the model, so that its buffers are
-on record, and says when a checkpoint is complete; what a step consumed and changed is seen by the hooks, as in `ecrl audit`.
+Each does nothing unless ECRL_RECORD names a folder; the framework is imported when its adapter is made. Those of transformers and Accelerate say when
+a checkpoint is complete, those of Lightning and transformers which model is trained; everything else is seen by the hooks, as in `ecrl audit`.
 
     lightning.Trainer(callbacks=[ecrl.adapters.lightning_callback()])
     transformers.Trainer(..., callbacks=[ecrl.adapters.trainer_callback()])
@@ -10,6 +10,7 @@ on record, and says when a checkpoint is complete; what a step consumed and chan
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -58,17 +59,16 @@ def trainer_callback() -> Any:
 
 
 def recorded(accelerator: Any) -> Any:
-    """The `accelerate.Accelerator` itself: its models are named when it saves or loads."""
+    """The `accelerate.Accelerator` itself, whose `save_state` and `load_state` are on record. Its models are found by their parameters."""
+    save = accelerator.save_state
+
+    @functools.wraps(save)
+    def saving(*args: Any, **kwargs: Any) -> Any:
+        folder = save(*args, **kwargs)
+        session().saved(str(folder))
+        return folder
+
     begin()
-
-    def saving(models: Any, weights: Any, folder: str) -> None:
-        for model in models[:1]:
-            begin(model)
-
-    def loading(models: Any, folder: str) -> None:
-        for model in models[:1]:
-            begin(model).loaded(folder)
-
-    accelerator.register_save_state_pre_hook(saving)
-    accelerator.register_load_state_pre_hook(loading)
+    accelerator.save_state = saving
+    accelerator.register_load_state_pre_hook(lambda models, folder: session().loaded(str(folder)))
     return accelerator

@@ -67,9 +67,10 @@ class StepRecorder:
 
     def fetched(self, loader: int, ids: Optional[List[int]], value: Any) -> None:
         self.batches += 1
-        row_digests = digests.rows(value) if ids is None else None
-        self.recording.write("batch", n=self.batches, loader=loader, ids=ids, hash=digests.batch(value), rows=row_digests)
-        self.queues.setdefault(loader, deque()).append((self.batches, alive_in(value)))
+        leaves = list(digests.tensors_in(value))
+        rows = digests.rows(leaves) if ids is None else None
+        self.recording.write("batch", n=self.batches, loader=loader, ids=ids, hash=digests.of_named(leaves), rows=rows)
+        self.queues.setdefault(loader, deque()).append((self.batches, [weakref.ref(leaf) for _, leaf in leaves if hasattr(leaf, "detach")]))
         self.asked = loader
 
     def exhausted(self, loader: int) -> None:
@@ -270,11 +271,6 @@ def stack_height() -> int:
     return height
 
 
-def alive_in(value: Any) -> List[Any]:
-    """Weak references to the tensors of a batch."""
-    return [weakref.ref(leaf) for _, leaf in digests.tensors_in(value) if hasattr(leaf, "detach")]
-
-
 def consumed_from(queue: Deque[Any], moved: bool) -> int:
     """Which batch a backward pass consumed; it and those before it leave the queue. `moved`: batches are copied to a device, so that the job lets
     go of the tensors that came out of the loader: of two, the first is then the one."""
@@ -377,26 +373,22 @@ def strike_through(what: str, work: Callable[[StepRecorder], Any]) -> None:
 
 
 def patch_backward(torch: Any) -> None:
-    def wrapped(original: Any, loss_of: Callable[..., Any]) -> Any:
-        @functools.wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            found = recorder()
-            if found is None:
-                return original(*args, **kwargs)
-            try:
-                strike_through("backward", lambda found: found.backward_begins(loss_of(*args, **kwargs)))
-                return original(*args, **kwargs)
-            finally:
-                quietly("backward", lambda found: found.backward_ends())
+    """torch.autograd.backward, which Tensor.backward calls."""
+    original = torch.autograd.backward
 
-        return backward
-
-    def first(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if recorder() is None:
+            return original(*args, **kwargs)
         tensors = args[0] if args else kwargs.get("tensors")
-        return tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+        loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+        try:
+            strike_through("backward", lambda found: found.backward_begins(loss))
+            return original(*args, **kwargs)
+        finally:
+            quietly("backward", lambda found: found.backward_ends())
 
-    torch.Tensor.backward = wrapped(torch.Tensor.backward, lambda self, *args, **kwargs: self)
-    torch.autograd.backward = wrapped(torch.autograd.backward, first)
+    torch.autograd.backward = backward
 
 
 def patch_loader(module: Any) -> None:

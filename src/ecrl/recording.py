@@ -26,6 +26,7 @@ FOLDER, ATTEMPT = "ECRL_RECORD", "ECRL_ATTEMPT"
 MAX_IDS = 1_000_000  # of one batch: more are not written out
 
 _current: Optional["Recording"] = None
+_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode  # json.dumps makes an encoder anew for each line
 
 
 def current() -> Optional["Recording"]:
@@ -98,7 +99,7 @@ class Recording:
                 self._open()
             line = {"type": record, "at": time.monotonic(), "time": time.time()}
             line.update(fields)
-            os.write(self._fd, (json.dumps(line, separators=(",", ":"), default=str) + "\n").encode("utf-8", "replace"))
+            os.write(self._fd, (_encode(line) + "\n").encode("utf-8", "replace"))
         except Exception as error:
             self.broken = True
             sys.stderr.write("ecrl: this process is no longer recorded (%s: %s)\n" % (type(error).__name__, error))

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import ecrl
-from ecrl import hooks
+from ecrl import adapters, hooks
 
 
 def parts() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
@@ -378,6 +378,44 @@ def told_and_seen() -> None:
     os.environ["ECRL_ATTEMPT"] = "0"
 
 
+class Accelerated:
+    """What Accelerate does with its models and hooks."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.hooks = model, list[Any]()
+
+    def register_load_state_pre_hook(self, hook: Any) -> None:
+        self.hooks.append(hook)
+
+    def register_save_state_pre_hook(self, hook: Any) -> None: ...
+
+    def load_state(self, folder: str) -> None:
+        for hook in self.hooks:
+            hook([self.model], folder)
+
+    def save_state(self, folder: str) -> str:
+        return folder
+
+
+def adapted() -> None:
+    """Trained as a part of another module; the second time it loads in front of its first step."""
+    where = Path(os.environ["ECRL_RECORD"])
+    for arm in ("fresh", "resumed"):
+        os.environ["ECRL_RECORD"] = str(where / arm)
+        _, _, loader = parts()
+        whole = nn.Sequential(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)))
+        optimizer = torch.optim.SGD(whole.parameters(), lr=0.1)
+        plain = Accelerated(whole[0])
+        accelerator = adapters.recorded(plain)
+        assert accelerator is plain
+        if arm == "resumed":
+            accelerator.load_state("out/step-1")
+        for batch in loader:
+            loss_of(whole, batch).backward()
+            optimizer.step()
+        assert accelerator.save_state("out/step-5") == "out/step-5"
+
+
 def graph_is_let_go() -> None:
     """The recorder keeps no loss with its graph: what the graph saved is gone when the job lets go of it."""
     import weakref
@@ -398,7 +436,7 @@ LOOPS: tuple[Callable[[], None], ...] = (
     *(step_calls_step, overflow, no_ids, workers, odd_batches),
     *(fused_overflow, zero_redundancy, wrapped_iterators, closure, dcp, graph_is_let_go),
     *(loss_inside_the_step, dummy_step, renamed),
-    *(dcp_in_background, saved_by_a_thread, failed_steps, planned_failure_caught, told_and_seen),
+    *(dcp_in_background, saved_by_a_thread, failed_steps, planned_failure_caught, told_and_seen, adapted),
 )
 
 

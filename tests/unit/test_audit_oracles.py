@@ -168,11 +168,11 @@ def test_without_any_digest_of_a_checkpoint_its_parameters_are_not_checked(recor
 
 def test_digests_of_different_kinds_are_not_compared(recorded: Path) -> None:
     """A restart in an environment that has xxhash, or another recorder: nothing is said of the job."""
-    for attempt, name in ((0, "blake2b_128/v2"), (1, "blake2b_128/v2"), (2, "xxh3_128/v2")):
+    for attempt, name in ((0, "blake2b_128/v3"), (1, "blake2b_128/v3"), (2, "xxh3_128/v3")):
         change(recorded, attempt, lambda line, name=name: line | {"digest": name} if line["type"] == "start" else line)  # type: ignore[misc]
     change(recorded, 2, lambda line: line | {"params": told("xxh3", line["step"])} if line["type"] == "step" else line)
     verdict = judge_folder(recorded, None, "auto")
-    assert verdict.status == "unknown" and verdict.diagnosis.startswith("recorded with different digests (blake2b_128/v2, xxh3_128/v2)")
+    assert verdict.status == "unknown" and verdict.diagnosis.startswith("recorded with different digests (blake2b_128/v3, xxh3_128/v3)")
 
 
 def test_a_damaged_line_in_the_middle_makes_it_unknown(recorded: Path) -> None:

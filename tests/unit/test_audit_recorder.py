@@ -5,15 +5,20 @@ from __future__ import annotations
 import ast
 import json
 import os
+import random
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy
 import pytest
 import torch
 
 import ecrl
+from ecrl import digests
 from ecrl.recording import Recording
 from ecrl.strikes import Strikes
 from ecrl_cli.audit.audit import judge_folder
@@ -136,6 +141,14 @@ def test_a_job_that_tells_of_steps_that_are_seen_too_is_judged_by_its_digests(re
     assert next(line["resumed_after"] for line in lines if line["type"] == "start") == 2
 
 
+def test_an_accelerator_is_recorded_alike_whether_it_loads_or_not(recorded: Path) -> None:
+    """Its model may be a part of what is trained: the buffers are those of the whole."""
+    fresh, resumed = (process(recorded, f"adapted/{arm}") for arm in ("fresh", "resumed"))
+    assert [step.digests["buffers"] for step in fresh.steps] == [step.digests["buffers"] for step in resumed.steps]
+    assert [load["path"] for load in resumed.loads] == ["out/step-1"] and fresh.loads == []
+    assert [(save["path"], save["done"], save["after_step"]) for save in fresh.saves] == [("out/step-5", True, 4)]
+
+
 def test_where_the_loss_is_computed_inside_the_step_the_start_is_recorded_behind_it(recorded: Path) -> None:
     """Else its generators would be those in front of the first dropout, which no step has."""
     found = process(recorded, "loss_inside_the_step")
@@ -181,6 +194,44 @@ def test_the_recorder_is_written_in_python_3_9(tmp_path: Path) -> None:
     for path in sorted((HERE / "src" / "ecrl").rglob("*.py")):
         ast.parse(path.read_text(), str(path), feature_version=(3, 9))
         assert not any(isinstance(node, ast.Match) for node in ast.walk(ast.parse(path.read_text())))
+
+
+def test_a_generator_is_told_apart_by_each_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever its state is read: where it lies in memory, or, in an interpreter that keeps it elsewhere, from what is handed out."""
+    draws = {"rng": torch.rand, "rng_python": random.random, "rng_numpy": numpy.random.rand}
+    before = (torch.get_rng_state(), random.getstate(), numpy.random.get_state())
+    for implementation in (sys.implementation.name, "another"):
+        monkeypatch.setattr(digests, "_python_state", None)
+        monkeypatch.setattr(digests, "_numpy_state", None)
+        monkeypatch.setattr(sys.implementation, "name", implementation)
+        first = known = digests.generators()
+        for name, draw in draws.items():
+            draw(1) if name == "rng" else draw()
+            now = digests.generators()
+            assert [key for key in now if now[key] != known[key]] == [name]
+            known = now
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        numpy.random.set_state(before[2])
+        assert digests.generators() == first
+
+
+def test_a_setting_is_told_apart_however_it_is_changed() -> None:
+    parameter, seen = torch.nn.Parameter(torch.ones(2)), []
+    group: dict[str, Any] = {"params": [parameter], "lr": 0.1, "betas": [0.9, 0.99]}
+    optimizer = SimpleNamespace(param_groups=[group])
+    seen.append(digests.settings([optimizer]))
+    assert digests.settings([optimizer]) == seen[0]
+    group["betas"][0] = 0.8  # in place
+    seen.append(digests.settings([optimizer]))
+    group |= {"betas": (0.8, 0.99), "lr": torch.tensor(1.0)}
+    seen.append(digests.settings([optimizer]))
+    group["lr"].fill_(2.0)
+    seen.append(digests.settings([optimizer]))
+    for lr in (1, 1.0, True):
+        group["lr"] = lr
+        seen.append(digests.settings([optimizer]))
+    assert len(set(seen)) == len(seen)
 
 
 def test_a_session_digests_what_the_job_watches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
