@@ -9,13 +9,13 @@ import pytest
 
 from ecrl_cli.config.schema import FailureConfig
 from ecrl_cli.failures.plan import plan
-from ecrl_cli.history.load import RunRecords, load
+from ecrl_cli.history.load import NOTHING, RunRecords, load
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.verify.fault_plan import failures_once
-from ecrl_cli.verify.verdict import INVALID, VALID, Finding
+from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Finding
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import WALL, build_blk
-from tests.runs.changed import attempts, configured, left, ordered, sessions, supervised
+from tests.runs.changed import attempts, configured, left, logged, ordered, sessions, supervised
 
 Faults = Callable[[RunRecords], RunRecords]
 
@@ -157,3 +157,41 @@ def test_an_attempt_that_was_stopped_before_its_death_was_noticed(blk: RunRecord
     finding = judged(stopped(blk, signals, last))
     assert finding.status == (INVALID if words else VALID), finding
     assert any(words in text for text in (finding.message, *finding.evidence)), finding
+
+
+def test_a_victim_without_a_log_is_missed(blk: RunRecords) -> None:
+    ranks = {0: blk.logs(0).ranks[0]}
+    assert_said(judged(left(blk, 0, ranks=ranks)), UNKNOWN, "entry 0 fired in attempt 0 and rank 1 left no log")
+    assert_said(judged(left(blk, 0, ranks=ranks | {1: NOTHING})), UNKNOWN, "entry 0 fired in attempt 0 and rank 1 left no log")
+
+
+def test_a_fault_that_nobody_planned_is_told_and_explains_nothing(blk: RunRecords) -> None:
+    beside = replace(blk.fired[0], index=7, rank=0)
+    assert_said(judged(replace(blk, fired=(beside, *blk.fired))), INVALID, "entry 7 fired (kill, rank 0, step 9), which was not planned")
+    alone = judged(replace(blk, fired=(beside, blk.fired[1])))
+    assert_said(alone, INVALID, "entry 7 (kill of rank 0) is not how attempt 0 died")
+
+
+@pytest.mark.parametrize(("nodes", "apart"), [(1, True), (2, False)])
+def test_instants_of_one_machine_alone_are_compared(blk: RunRecords, nodes: int, apart: bool) -> None:
+    shifted = struck(configured(blk, supervision=replace(blk.stored.config.supervision, nodes=nodes)), 0, at=blk.fired[0].at + 50.0)
+    finding = judged(shifted)
+    assert finding.status == (INVALID if apart else VALID), finding
+    assert any("s after attempt 0 was over" in text for text in (finding.message, *finding.evidence)) == apart, finding
+
+
+@pytest.mark.parametrize(("changes", "again"), [({}, True), ({"signal": 11}, False), ({"rank": 0}, False), ({"exit_code": 1}, False)])
+def test_an_attempt_that_dies_as_another_did_dies_of_it_again(blk: RunRecords, changes: dict[str, int], again: bool) -> None:
+    """Attempt 1 went no further than behind step 9, where attempt 0 was killed; no fault fired in it."""
+    found = logged(blk, lambda line: line if line.global_step <= 9 else None, 1)
+    found = attempts(planned(replace(found, fired=found.fired[:1]), "kill@9:1"), 1, **changes)
+    words = "entry 0 fired in attempt 0 and attempt 1 died of it again"
+    finding = judged(found)
+    assert any(words in text for text in (finding.message, *finding.evidence)) == again, finding
+    assert finding.status == (INVALID if again else VALID), finding
+
+
+def test_a_stop_that_came_behind_the_death_needs_no_explanation_of_its_own(blk: RunRecords) -> None:
+    """The end on record is the kill's; what the session received says nothing against it."""
+    found = attempts(stopped(blk, ()), 1, signal=9, rank=1)
+    assert judged(found).status == VALID

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -177,6 +178,12 @@ def test_samples_of_no_shard_are_extra(sweep: Path) -> None:
     assert told(finding, "epoch 0: duplicates 0, missing 4, extra 4"), finding
 
 
+@pytest.mark.parametrize("change", [{"time": -1.0}, {"at": -1.0}, {"seconds": -1.0}, {"loss": math.nan}, {"loss": math.inf}, {"time": math.inf}])
+def test_a_number_that_no_step_has_is_told(sweep: Path, change: dict[str, float]) -> None:
+    run = logged(read(sweep, "blk"), lambda line: replace(line, **change) if (line.global_step, line.rank) == (5, 0) else line)  # type: ignore[arg-type]
+    assert_said(records_consistent(Case(run)), INVALID, "logs/attempt-00/rank0.jsonl: step 5 has a number that cannot be")
+
+
 @pytest.mark.parametrize(("steps", "status"), [((), VALID), ((5,), UNKNOWN), ((9,), UNKNOWN)])
 def test_a_line_without_the_gradient_scaler_is_missed(sweep: Path, steps: tuple[int, ...], status: str) -> None:
     run = read(sweep / "states", "blk")
@@ -267,6 +274,15 @@ def test_a_survivor_whose_log_is_not_there_is_not_believed(sweep: Path) -> None:
     assert_said(told_of(run, ranks=empty), UNKNOWN, "the log of attempt 0 rank 1, which reports step 9, is not there")
 
 
+def test_a_survivor_that_did_no_step_needs_no_log(sweep: Path) -> None:
+    """It left behind the step that its attempt resumed from."""
+    run = read(sweep, "lossy")
+    report = replace(run.logs(0).survivor_reports[1].events[0], global_step=0, redone=(), layers=())
+    reports = {rank: replace(lines, events=(replace(report, rank=rank),)) for rank, lines in run.logs(0).survivor_reports.items()}
+    finding = told_of(run, ranks={}, survivor_reports=reports)
+    assert not told(finding, "which reports step 0, is not there"), finding
+
+
 def test_a_survivor_without_its_report_is_missed(sweep: Path) -> None:
     run = read(sweep, "lossy")
     reports = run.logs(0).survivor_reports
@@ -277,6 +293,12 @@ def test_a_survivor_without_its_report_is_missed(sweep: Path) -> None:
         "the survivor report of attempt 0 rank 1 is empty or cannot be read",
     )
     assert_said(told_of(run, survivor_reports=reports | {1: replace(reports[1], torn=1)}), UNKNOWN, "the survivor report of attempt 0 rank 1 is torn")
+
+
+def test_who_had_died_is_not_reported_as_living(sweep: Path) -> None:
+    run = read(sweep, "lossy")
+    reports = {rank: replace(lines, events=(replace(lines.events[0], alive=(0, 1, 2, 3)),)) for rank, lines in run.logs(0).survivor_reports.items()}
+    assert_said(told_of(run, survivor_reports=reports), INVALID, "rank 0 of attempt 0 reports ranks [2, 3] as living, whose deaths are on record")
 
 
 def test_who_goes_on_left_behind_the_step_that_is_gone_on_with(sweep: Path) -> None:

@@ -13,9 +13,10 @@ from ecrl_cli.records.events import Hang, InjectedFault, Straggler
 from ecrl_cli.records.journal import Lines
 from ecrl_cli.verify.consistency import records_consistent, target_reached
 from ecrl_cli.verify.exactly_once import exactly_once
+from ecrl_cli.verify.registry import CHECKS
 from ecrl_cli.verify.same_input import same_input
 from ecrl_cli.verify.time_accounting import time_conserved
-from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Finding
+from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import WALL, build_blk, build_elastic
 from tests.runs.changed import Records, attempts, configured, kept, left, logged, ordered, sessions, supervised
@@ -175,6 +176,61 @@ CONTRADICTED: dict[str, tuple[Check, Records, str]] = {
     "a straggler to less than nothing": (records_consistent, slow(others_s=-0.1), "a straggler that cannot be: rank 1 in step 10"),
     "a straggler two steps on": (records_consistent, slow(global_step=11), "a straggler that cannot be: rank 1 in step 11"),
     "a straggler before the first step": (records_consistent, slow(global_step=0), "a straggler that cannot be: rank 1 in step 0"),
+    "a launch before its session": (
+        time_conserved,
+        lambda found: attempts(found, 0, launched_at=found.sessions[0].started_at - 0.25),
+        "attempt 0 was launched 0.250 s before its session began",
+    ),
+    "an end behind its session": (
+        time_conserved,
+        lambda found: attempts(found, 2, ended_at=(found.sessions[0].ended_at or 0.0) + 0.25),
+        "attempt 2 ended 0.250 s after its session",
+    ),
+    "a session that ended before it began": (
+        time_conserved,
+        lambda found: sessions(found, 0, ended_at=found.sessions[0].started_at),
+        "session 0 began at 1000.000 s and ended at 1000.000 s",
+    ),
+    "an end before its launch": (
+        time_conserved,
+        lambda found: attempts(found, 1, ended_at=found.attempts[1].launched_at - 0.25),
+        "attempt 1 ended 0.250 s before it was launched",
+    ),
+    "a launch before the end of the one before": (
+        time_conserved,
+        lambda found: attempts(found, 0, ended_at=found.attempts[1].launched_at + 0.25),
+        "attempt 1 was launched 0.250 s before attempt 0 ended",
+    ),
+    "an order behind its launch": (
+        time_conserved,
+        lambda found: ordered(found, 1, at=found.attempts[1].launched_at + 0.25),
+        "launch.json of attempt 1 was written 0.250 s after the launch",
+    ),
+    "an order before the end of the one before": (
+        time_conserved,
+        lambda found: ordered(found, 1, at=(found.attempts[0].ended_at or 0.0) - 0.25),
+        "launch.json of attempt 1 was written 0.250 s before attempt 0 ended",
+    ),
+    "an order of another boot": (
+        time_conserved,
+        lambda found: ordered(found, 1, boot_id="another"),
+        "attempt 1 was ordered in boot another, its session is of boot boot",
+    ),
+    "an order before its session": (
+        time_conserved,
+        lambda found: ordered(found, 0, at=found.sessions[0].started_at - 0.25),
+        "launch.json of attempt 0 was written before its session began",
+    ),
+    "two sessions at once": (
+        time_conserved,
+        lambda found: supervised(found, sessions=(*found.sessions, replace(found.sessions[0], started_at=1000.5, time=1000.5 + WALL))),
+        "before session 0 was over",
+    ),
+    "two boots at one instant": (
+        time_conserved,
+        lambda found: supervised(found, sessions=(*found.sessions, replace(found.sessions[0], boot_id="another"))),
+        "sessions 0 and 1 name two boots, and their clocks began at the same instant",
+    ),
     "a step logged twice": (
         exactly_once,
         lambda found: logged(found, lambda line: replace(line, global_step=4, cursor_step=3) if line.global_step == 5 else line),
@@ -287,3 +343,43 @@ def test_an_event_that_no_checkpoint_has_is_told(blk: RunRecords) -> None:
     unknown = left(blk, 0, checkpoints=kept(blk.logs(0).checkpoints, lambda line: replace(line, event="moved") if line.event == "received" else line))
     finding = records_consistent(Case(unknown))
     assert finding.status == INVALID and told(finding, "'moved' is not an event"), finding
+
+
+LESS: dict[str, tuple[Records, dict[str, str]]] = {
+    "no supervisor.json": (
+        lambda found: replace(found, supervisor=None),
+        {"once": UNKNOWN, "time": UNKNOWN, "bad": NOT_CHECKED, "loss": UNKNOWN, "account": NOT_CHECKED, "failures": UNKNOWN}
+        | {"records": UNKNOWN, "target": UNKNOWN},
+    ),
+    "no attempt in it": (
+        lambda found: supervised(found, attempts=(), sessions=()),
+        {"once": INVALID, "time": UNKNOWN, "bad": NOT_CHECKED, "account": INVALID, "failures": INVALID, "records": INVALID, "target": INVALID},
+    ),
+    "no logs": (
+        lambda found: replace(found, attempt_logs=()),
+        {"once": INVALID, "input": NOT_CHECKED, "time": UNKNOWN, "bad": INVALID, "loss": INVALID, "account": NOT_CHECKED, "failures": UNKNOWN}
+        | {"records": UNKNOWN, "target": INVALID},
+    ),
+    "no spans of rank 0 at the end": (lambda found: left(found, 2, spans=NOTHING), {"time": UNKNOWN, "records": UNKNOWN}),
+    "no journal of checkpoints": (
+        lambda found: left(found, 0, checkpoints=NOTHING),
+        {"once": INVALID, "bad": INVALID, "loss": INVALID, "account": INVALID, "records": UNKNOWN},
+    ),
+    "no plan": (lambda found: replace(found, plan=None), {"failures": UNKNOWN}),
+}
+PROMISES = dict(
+    zip(
+        ("once", "input", "trajectory", "state", "restored", "time", "bad", "loss", "account", "failures", "records", "target", "sealed"),
+        CHECKS,
+        strict=True,
+    )
+)
+ALONE = dict.fromkeys(PROMISES, VALID) | {"trajectory": UNKNOWN, "restored": NOT_CHECKED, "sealed": NOT_CHECKED}
+
+
+@pytest.mark.parametrize("name", LESS)
+def test_what_is_left_of_a_run_has_a_status_for_every_promise(blk: RunRecords, name: str) -> None:
+    """None is kept by evidence that is not there."""
+    change, others = LESS[name]
+    case = Case(change(blk))
+    assert {word: CHECKS[promise](case).status for word, promise in PROMISES.items()} == ALONE | others

@@ -7,17 +7,20 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ecrl_cli.config.limits import MOST_ATTEMPTS, MOST_FAILURES
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EvidenceMissing, RecordError
 from ecrl_cli.history.divergence import first_differing_step, loss_divergence, read_tensors, same_float, state_divergence
 from ecrl_cli.history.lineage import ancestry, line_chain, lineage, replayed_steps
-from ecrl_cli.history.load import MOST_DISK_BYTES, NOTHING, SPARE_LOGS, AttemptRecords, RunRecords, load, load_disk
+from ecrl_cli.history.load import MOST_DISK_BYTES, NOTHING, SPARE_CLAIMS, SPARE_LOGS, AttemptRecords, RunRecords, load, load_disk
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import (
@@ -36,8 +39,9 @@ from ecrl_cli.records.journal import Journal, Lines, read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import store
 from ecrl_cli.records.span_clock import SpanClock
-from tests.runs.builder import build_blk, flip
+from tests.runs.builder import build_blk, build_elastic, flip
 from tests.runs.spoil import edit_json, tear
+from tests.runs.survived import build_lossy
 
 
 def line(step: int, attempt: int, at: float = 0.0) -> RankLine:
@@ -346,3 +350,61 @@ def test_disk_samples_have_a_limit_of_their_own(tmp_path: Path) -> None:
     os.truncate(layout.disk, MOST_DISK_BYTES + 1)
     with pytest.raises(RecordError, match=f"at most {MOST_DISK_BYTES} are read"):
         load_disk(layout)
+
+
+def test_as_many_claims_are_read_as_the_plan_has_entries(tmp_path: Path) -> None:
+    layout = build_blk(tmp_path)
+    plan = json.loads(layout.failures.read_text())
+    layout.failures.write_text(json.dumps([plan[0] | {"index": number} for number in range(SPARE_CLAIMS + 4)]))
+    for number in range(1, 2 * SPARE_CLAIMS):
+        shutil.copy(layout.fired_entry(0), layout.fired / f"{number:03d}.json")
+    found = load(layout)
+    assert len(found.fired) == 2 * SPARE_CLAIMS and not found.unread
+    layout.failures.unlink()
+    found = load(layout)
+    assert len(found.fired) == SPARE_CLAIMS and [file.path for file in found.unread] == ["fired"]
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "said"),
+    [
+        ("supervisor", lambda record: record | {"schema_version": 2}, "schema version 2, this ECRL reads 1"),
+        (
+            "supervisor",
+            lambda record: record | {"attempts": record["attempts"] * MOST_ATTEMPTS},
+            f"names more than {MOST_ATTEMPTS} attempts",
+        ),
+        ("failures", lambda plan: {"entries": plan}, f"is no list of at most {MOST_FAILURES} entries"),
+        ("failures", lambda plan: plan * MOST_FAILURES, f"is no list of at most {MOST_FAILURES} entries"),
+    ],
+)
+def test_a_document_beyond_its_limit_is_not_read(tmp_path: Path, name: str, edit: Callable[[Any], Any], said: str) -> None:
+    layout = build_blk(tmp_path)
+    edit_json(getattr(layout, name), edit)
+    (unread,) = [file for file in load(layout).unread if file.path != "fired"]
+    assert unread.path == f"{name}.json" and said in unread.reason
+
+
+def test_idle_time_behind_an_attempt_that_was_resized_is_the_next_ones(tmp_path: Path) -> None:
+    run = load(build_elastic(tmp_path))
+    account = timeline(run)
+    for a in run.attempts:
+        ended, last = a.ended_at or 0.0, run.logs(a.attempt).spans.events[-1].end
+        behind = [(piece.category, piece.attempt) for piece in account.pieces if last <= piece.start < ended]
+        assert behind == ([("idle", a.attempt + 1)] if a.outcome == "resized" else [("detect", a.attempt)] if a.outcome == "died" else [])
+
+
+def test_a_run_that_ends_with_survivors_alone_ends_behind_the_step_that_they_report(tmp_path: Path) -> None:
+    """The supervisor was killed before the next attempt: rank 3, which died, had not logged the step."""
+    run = load(build_lossy(tmp_path))
+    assert run.supervisor is not None
+    cut = dataclasses.replace(run, supervisor=dataclasses.replace(run.supervisor, attempts=run.attempts[:1]))
+    assert lineage(cut).last_step == 9
+    silent = dataclasses.replace(cut.logs(0), survivor_reports={})
+    assert lineage(dataclasses.replace(cut, attempt_logs=(silent,))).last_step == 8
+
+
+def test_an_attempt_that_began_behind_the_step_it_is_said_to_have_reached_is_a_gap() -> None:
+    run = records([attempt(0), attempt(1, 4, "a", outcome="completed")], [logs(0, range(1, 8), ((4, "a"),)), logs(1, final=final(1.0, 3))])
+    path = lineage(run)
+    assert path.gaps == ("attempt 1 began at step 4, past the step 3 it is said to have reached",)

@@ -24,6 +24,7 @@ from ecrl_cli.records.events import CATEGORIES, Span
 from ecrl_cli.records.journal import Lines
 from tests.runs.builder import build_blk, build_ref, flip
 from tests.runs.spoil import append, edit_json, edit_lines, line_at, without
+from tests.runs.survived import build_lossy, build_rollback
 
 CONTRACT = [
     *("schema_version", "run_id", "reference_id", "suite", "variant", "seed", "scale", "dataset_size", "steps_per_epoch", "global_batch"),
@@ -237,3 +238,56 @@ def test_snapshots_are_counted_by_themselves_and_priced_by_rank_0s_own_account(t
     assert any(line.global_step == 6 for line in taken.attempt_logs[0].checkpoints.events)
     assert snapshots(taken) == {"taken": 2, "copy_s": 5.0, "sync_s": 1.0, "per_snapshot_s": 3.0}
     assert snapshots(found) == {"taken": 0, "copy_s": 0.0, "sync_s": 0.0, "per_snapshot_s": 0.0}
+
+
+def test_the_final_loss_is_as_recorded_and_null_where_there_is_none(tmp_path: Path) -> None:
+    layout = build_blk(tmp_path)
+    loss = json.loads(layout.attempt(2).final.read_text())["loss"]
+    assert metrics_document(load(layout))["final"]["loss"] == loss > 0
+    edit_json(layout.attempt(2).final, lambda final: final | {"loss": float("nan")})
+    assert metrics_document(load(layout))["final"]["loss"] is None
+
+
+def test_a_checkpoint_whose_stall_has_no_end_has_no_part_in_the_stalls(tmp_path: Path) -> None:
+    """Rank 0 died in it: those of the others are added up all the same."""
+    layout = build_blk(tmp_path)
+    edit_lines(layout.attempt(0).checkpoints, without(event="released"))
+    found = account(load(layout)).document()
+    assert found["stall_s"] == pytest.approx(3 * 0.036) and found["stalled_barrier_s"] == pytest.approx(3 * 0.002)
+
+
+def test_a_recovery_takes_from_the_fault_or_else_from_its_detection_to_the_first_new_step(tmp_path: Path) -> None:
+    records = load(build_blk(tmp_path))
+    times = timeline(records)
+    new = [min(line.at - line.seconds for line in records.logs(a).ranks[0].events if line.global_step > seen) for a, seen in ((1, 9), (2, 20))]
+    from_faults = [each.seconds for each in recoveries(records, times)]
+    assert from_faults == pytest.approx([at - fired.at for at, fired in zip(new, records.fired, strict=True)])
+    unplanned = replace(records, fired=())
+    noticed = [records.logs(a).spans.events[-1].end for a in (0, 1)]
+    from_detection = [each.seconds for each in recoveries(unplanned, timeline(unplanned))]
+    assert from_detection == pytest.approx([at - began for at, began in zip(new, noticed, strict=True)])
+    assert [each.way for each in recoveries(records, times)] == ["checkpoint", "checkpoint"]
+
+
+def test_the_samples_that_a_recovery_lost_are_those_of_its_own_step(tmp_path: Path) -> None:
+    """Ranks 3 and 2 of four die in step 9, with two samples each."""
+    records = load(build_lossy(tmp_path))
+    (found,) = recoveries(records, timeline(records))
+    assert (found.way, found.ranks, found.lost_samples, found.given_up_steps) == ("survivors", (4, 2), 4, 0)
+
+
+def test_a_step_that_was_given_up_is_counted_with_its_recovery(tmp_path: Path) -> None:
+    """In step 9 the others give up what they had begun; in step 15 rank 0 dies when it had given all it had."""
+    records = load(build_rollback(tmp_path))
+    found = recoveries(records, timeline(records))
+    assert [(each.resumed_from_step, each.joined, each.given_up_steps, each.lost_samples) for each in found] == [(8, 1, 1, 0), (15, 1, 0, 0)]
+
+
+def test_a_folder_without_a_model_is_no_checkpoint_to_measure_by(tmp_path: Path) -> None:
+    run, ref = build_blk(tmp_path, "buggy", bug_from=12), build_ref(tmp_path)
+    for step, newest in ((24, 18), (18, 12), (12, None)):
+        (run.checkpoints / f"step_{step:08d}" / "model.safetensors").unlink()
+        assert divergence_document(load(run), load(ref))["state_step"] == newest
+    assert divergence_document(load(run), load(ref))["state"] is None
+    run.attempt(2).final.unlink()
+    assert divergence_document(load(run), load(ref))["final_equal"] is None

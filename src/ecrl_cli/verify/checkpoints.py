@@ -33,6 +33,9 @@ def no_bad_checkpoint(case: Case) -> Finding:
 def no_acknowledged_loss(case: Case) -> Finding:
     """Every committed checkpoint that was neither retired nor quarantined is on disk, complete and unchanged; every one on disk is acknowledged."""
     notes = FindingBuilder(NO_LOSS)
+    if case.run.supervisor is None:
+        notes.missing("supervisor.json is missing: which checkpoints the attempts had and refused is not known")
+        return notes.finding("")
     history = case.checkpoints.end
     live, disk = history.live, {c.step: c for c in case.disk}
     for each in history.overreached:

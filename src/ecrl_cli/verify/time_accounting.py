@@ -45,10 +45,12 @@ def time_conserved(case: Case) -> Finding:
 
 def _known_spans(case: Case, notes: FindingBuilder) -> bool:
     """Whether every attempt that did steps left spans, all in known categories."""
+    worked = {a.attempt for a in case.run.attempt_logs if any(lines.events for lines in a.ranks.values())}
+    worked |= {a.attempt for a in case.attempts if a.last_step is not None}
+    for number in sorted(worked):
+        if not case.run.logs(number).spans.events:
+            notes.missing(f"attempt {number} left no spans of rank 0")
     for a in case.run.attempt_logs:
-        worked = any(lines.events for lines in a.ranks.values())
-        if worked and not a.spans.events:
-            notes.missing(f"attempt {a.attempt} left no spans of rank 0")
         for span in a.spans.events:
             if span.category not in CATEGORIES or span.attempt != a.attempt or span.end < span.start:
                 notes.broken(f"attempt {a.attempt} has a span that cannot be: {span.category} of attempt {span.attempt}, {span.start} to {span.end}")

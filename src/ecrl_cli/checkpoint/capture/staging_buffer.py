@@ -79,9 +79,14 @@ class StagingBuffer:
             self._stream.synchronize()
 
     def serialize(self, train: bytes) -> int:
-        """format=torch: write the captured tensors and train.json as one torch.save file after the image; returns its length in bytes."""
-        file = _MemoryFile(self.memory.view[self.layout.plan.nbytes :])
+        """format=torch: write the captured tensors and train.json as one torch.save file after the image; returns its length in bytes. StorageError
+        if it does not fit."""
+        room = self.memory.view[self.layout.plan.nbytes :]
+        file = _MemoryFile(room)
         torch.save({"tensors": self._views, "train": train.decode()}, cast(IO[bytes], file))
+        if file.length > len(room):
+            fact = f"the file of {file.length} bytes outgrew its staging buffer of {len(room)}"
+            raise StorageError("serialize", fact, "use checkpoint.format=safetensors")
         return file.length
 
     def close(self) -> None:
@@ -105,7 +110,8 @@ def _cudart() -> Any:
 
 
 class _MemoryFile(io.RawIOBase):
-    """A writable file object over a memory range, for torch.save."""
+    """A writable file object over a memory range, for torch.save; what does not fit is only counted: raised in `write`, an error would be hidden by
+    one that torch raises when it closes the file."""
 
     def __init__(self, view: memoryview) -> None:
         super().__init__()
@@ -113,9 +119,8 @@ class _MemoryFile(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         piece = memoryview(data).cast("B")
-        if self.length + len(piece) > len(self._view):
-            raise StorageError("serialize", "the file outgrew its slot", "use checkpoint.format=safetensors")
-        self._view[self.length : self.length + len(piece)] = piece
+        if self.length + len(piece) <= len(self._view):
+            self._view[self.length : self.length + len(piece)] = piece
         self.length += len(piece)
         return len(piece)
 
