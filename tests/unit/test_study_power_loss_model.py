@@ -17,13 +17,15 @@ from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import CREATE, Fs
 from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.storage.writing import WriteMode, replace_small, write_new
-from ecrl_cli.studies.frame.study import Record, StudyContext
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Results, StudyContext
 from ecrl_cli.studies.mutants.registry import PLANTED, Planted
 from ecrl_cli.studies.power_loss import model_findings, model_invariants
 from ecrl_cli.studies.power_loss.model_arm import ModelArm, hunt
 from ecrl_cli.studies.power_loss.model_cell import Cell, Limits
 from ecrl_cli.studies.power_loss.model_disk import MODELS, Disk, Forest
 from ecrl_cli.studies.power_loss.model_invariants import Recovered, RecoveryOracle, outcome
+from ecrl_cli.studies.power_loss.study import STUDY
 from ecrl_cli.studies.power_loss.workloads import ROOT, RUN, WORKLOADS, Bench, played
 
 NAMES_ONLY = WriteMode(sync_files=False)
@@ -237,10 +239,14 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     return [Record(trial.key, trial.facts, arm.run(trial), 0.0) for trial in plan]
 
 
+def findings(records: list[Record]) -> Findings:
+    return STUDY.conclude(Results(StudyContext(StudyConfig(CONFIG), Path()), records))
+
+
 def gates(records: list[Record], monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     monkeypatch.setattr(model_findings, "DIRSYNC_STATES", 100)
     monkeypatch.setattr(model_findings, "ALL_STATES", 1000)
-    return {gate.name: gate.passed for gate in model_findings.findings(records, CONFIG).gates}
+    return {gate.name: gate.passed for gate in findings(records).gates}
 
 
 def test_a_trial_is_the_same_when_it_is_run_again(records: list[Record], tmp_path: Path) -> None:
@@ -252,7 +258,7 @@ def test_a_trial_is_the_same_when_it_is_run_again(records: list[Record], tmp_pat
 
 def test_all_gates_pass_on_the_store_as_it_is(records: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(gates(records, monkeypatch).values())
-    found = model_findings.findings(records, CONFIG)
+    found = findings(records)
     claims = {note.partition(":")[0]: note for note in found.notes}
     assert all("exhaustively for" in claims[mode] for mode in CONFIG.modes)
     assert "not a probability" in claims["atomic_dirsync"] and "not a probability" not in claims["unsafe"], "unsafe was sampled here"
@@ -265,7 +271,7 @@ def test_more_than_the_unsynced_tail_is_too_much_to_lose(records: list[Record], 
 
 
 def test_too_few_states_prove_nothing(records: list[Record]) -> None:
-    failed = [gate.name for gate in model_findings.findings(records, CONFIG).gates if not gate.passed]
+    failed = [gate.name for gate in findings(records).gates if not gate.passed]
     assert failed == ["model never wrong", "model atomic_dirsync"]
 
 

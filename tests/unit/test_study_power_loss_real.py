@@ -20,13 +20,14 @@ from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.studies.frame.checkpointers import TORCH_CHECKPOINTING, lacking
-from ecrl_cli.studies.frame.study import Record, StudyContext
-from ecrl_cli.studies.power_loss import real_arms
+from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.studies.frame.study import Record, Results, StudyContext
+from ecrl_cli.studies.power_loss import real_arms, real_findings
+from ecrl_cli.studies.power_loss import study as power_loss
 from ecrl_cli.studies.power_loss.disk_mounts import cut_off
 from ecrl_cli.studies.power_loss.disk_server import DiskWrite, LoggedDisk, read_log
 from ecrl_cli.studies.power_loss.real_arms import RealArms
 from ecrl_cli.studies.power_loss.real_blocks import PAGE, State, crash_states
-from ecrl_cli.studies.power_loss.real_findings import classes_seen, not_kinder, real_findings
 from ecrl_cli.studies.power_loss.real_process import TORCH_SUBJECTS, Answer, Saver, outcome_of
 from ecrl_cli.studies.power_loss.subject_store import PLANTS, Payload, Recovered, StoreSubject
 from tests.conftest import comes_true
@@ -221,8 +222,16 @@ GOOD = [
 ]
 
 
+def results_of(records: list[Record]) -> Results:
+    return Results(StudyContext(StudyConfig(PowerLoss()), Path()), records)
+
+
+def findings(records: list[Record]) -> Findings:
+    return power_loss.STUDY.conclude(results_of(records))
+
+
 def failing(records: list[Record]) -> set[str]:
-    return {gate.name for gate in real_findings(records, 0.03).gates if not gate.passed}
+    return {gate.name for gate in findings(records).gates if not gate.passed}
 
 
 def replaced(key: str, record: Record) -> list[Record]:
@@ -232,7 +241,7 @@ def replaced(key: str, record: Record) -> list[Record]:
 
 def test_good_records_pass_and_a_zero_is_stated_with_its_bound() -> None:
     assert failing(GOOD) == set()
-    found = real_findings(GOOD, 0.03)
+    found = findings(GOOD)
     assert any(note.startswith("0 of 1 injected shutdowns (kernel 6.18, ext4 defaults") and "below 95.00%" in note for note in found.notes)
     rows = {(row["fs"], row["subject"]): row for row in found.tables[0].rows}
     assert rows["ext4", "atomic_dirsync, group"]["upper"] == pytest.approx(0.95)
@@ -267,16 +276,19 @@ def test_zeros_without_a_mode_that_may_lose_show_nothing() -> None:
 
 
 def test_the_model_must_have_what_really_happened() -> None:
-    assert classes_seen(GOOD) == {
+    assert real_findings.classes(results_of(GOOD)) == {
         "atomic_dirsync": {"new", "empty_ok"},
         "atomic_nodirsync": {"lost_ack"},
         "unsafe": {"lost_all", "new"},
     }
-    model = {"atomic_dirsync": {"new", "empty_ok"}, "atomic_nodirsync": {"lost_ack", "new"}, "unsafe": {"lost_all", "new", "empty_ok"}}
-    assert not_kinder(model, GOOD).passed
-    kinder = not_kinder(model | {"atomic_nodirsync": {"new"}}, GOOD)
+    outcomes = {"atomic_dirsync": ("new", "empty_ok"), "atomic_nodirsync": ("lost_ack", "new"), "unsafe": ("lost_all", "new", "empty_ok")}
+    model = [Record(f"model/ours/{mode}", {"arm": "ours", "mode": mode}, {"outcomes": dict.fromkeys(has, 1)}, 0.1) for mode, has in outcomes.items()]
+    assert [gate.passed for gate in power_loss.not_kinder(results_of([*model, *GOOD]))] == [True]
+    (kinder,) = power_loss.not_kinder(results_of([model[0], model[2], *GOOD]))
     assert not kinder.passed and "atomic_nodirsync: lost_ack" in kinder.message
-    assert not not_kinder(model, []).passed
+    (nothing,) = power_loss.not_kinder(results_of([*model, shutdown("torch.save", "new")]))
+    assert not nothing.passed and nothing.message == "no real trial ran"
+    assert not list(power_loss.not_kinder(results_of(GOOD))) and not list(power_loss.not_kinder(results_of(model))), "one of them was not tried"
 
 
 # ---- the plan, and what a machine cannot do

@@ -45,11 +45,11 @@ def mutants_found(bug: str = "bug", found: str = "found") -> GateRule:
     return gate
 
 
-def mutants_gate(found: Mapping[str, bool]) -> tuple[Gate, ...]:
-    """Gates on each planted bug, by name."""
+def mutants_gate(found: Mapping[str, bool], gate: str = "planted") -> tuple[Gate, ...]:
+    """The gate on planted bugs: whether each, by name, was found, and there was one."""
     missed = [name for name, seen in found.items() if not seen]
     message = f"planted {len(found) - len(missed)}/{len(found)} found" + (f"; not {', '.join(missed)}" if missed else "")
-    return (Gate("planted", bool(found) and not missed, message),)
+    return (Gate(gate, bool(found) and not missed, message),)
 
 
 def all_good(name: str, records: Sequence[Record], good: Test, what: str) -> Gate:

@@ -43,6 +43,12 @@ def value(key: str, label: str, read: Callable[[Record], Any], kind: str = "text
     return cell(key, label, kind, lambda group: read(group[0]))
 
 
+def sums(records: Iterable[Record], *keys: str) -> dict[str, int]:
+    """The sum of each of these results."""
+    found = list(records)
+    return {key: sum(record.found[key] for record in found) for key in keys}
+
+
 def size(key: str = "n", label: str = "of") -> Cells:
     """The number of records in the group."""
     return cell(key, label, "count", len)
@@ -55,7 +61,7 @@ def count(key: str, label: str, test: Test) -> Cells:
 
 def total(key: str, label: str, of: str = "") -> Cells:
     """The sum of the results under `of`, or `key`."""
-    return cell(key, label, "count", lambda group: sum(record.found[of or key] for record in group))
+    return cell(key, label, "count", lambda group: sums(group, of or key)[of or key])
 
 
 def most(key: str, label: str, kind: str = "count", of: str = "") -> Cells:

@@ -2,68 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from ecrl_cli.config.studies import PowerLoss
-from ecrl_cli.studies.frame.result import Findings
+from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.study import Arm, Results, Study, StudyContext
-from ecrl_cli.studies.power_loss import model_findings
+from ecrl_cli.studies.power_loss import model_findings as model
+from ecrl_cli.studies.power_loss import real_findings as real
 from ecrl_cli.studies.power_loss.model_arm import ModelArm
-from ecrl_cli.studies.power_loss.model_findings import model_classes
-
-if TYPE_CHECKING:
-    from ecrl_cli.studies.power_loss.real_arms import RealArms
-
-MODEL = ("ours", "published", "planted")
-REAL = ("shutdown", "blocks")
+from ecrl_cli.studies.power_loss.real_arms import RealArms
 
 
-def _real(context: StudyContext) -> RealArms:
-    from ecrl_cli.studies.power_loss.real_arms import RealArms
-
-    return RealArms(context)
-
-
-def _model_asked(keys: PowerLoss) -> bool:
-    return "model" in keys.arms
-
-
-def _real_asked(keys: PowerLoss) -> bool:
-    return any(arm in keys.arms for arm in REAL)
-
-
-def _model_findings(results: Results) -> Findings:
-    records = results.of(*MODEL)
-    return model_findings.findings(records, results.keys) if records else Findings()
-
-
-def _real_findings(results: Results) -> Findings:
-    """The real arms' findings; with both arms run, the model must also allow every real outcome."""
-    records = results.of(*REAL)
-    if not records:
-        return Findings()
-    from ecrl_cli.studies.power_loss.real_findings import not_kinder, real_findings
-
-    found, classes = real_findings(records, results.keys.real_window_s), model_classes(results.records)
-    compared = (not_kinder(classes, records),) if classes else ()
-    return Findings(found.tables, found.figures, (*found.gates, *compared), found.notes)
-
-
-def _arm(name: str, trials: Callable[[StudyContext], ModelArm | RealArms], asked: Callable[[PowerLoss], bool]) -> Arm:
-    """The arm `name` of the trials from `trials(context)`, which several arms share."""
+def _arm(name: str, trials: Callable[[StudyContext], ModelArm | RealArms], keys: tuple[str, ...]) -> Arm:
+    """The arm `name` of the trials from `trials(context)`, which several arms share; on if the user asks for one of `keys`."""
     return Arm(
         name,
         lambda context: [trial for trial in context.shared(trials).plan() if trial.facts["arm"] == name],
         lambda context, trial: context.shared(trials).run(trial),
-        asked,
+        lambda asked: any(key in asked.arms for key in keys),
     )
+
+
+def not_kinder(results: Results) -> Iterator[Gate]:
+    """Every outcome of a mode on a real file system must be possible in the model, where both were tried."""
+    allowed, seen = model.classes(results), real.classes(results)
+    if not allowed or not results.of(*real.ARMS):
+        return
+    missing = [
+        f"{mode}: {outcome} happened, the model has it not"
+        for mode, found in sorted(seen.items())
+        for outcome in sorted(found - allowed.get(mode, set()))
+    ]
+    kept = f"the model has all {sum(map(len, seen.values()))} outcomes that {len(seen)} modes showed on real file systems"
+    yield Gate("model not kinder", bool(seen) and not missing, "; ".join(missing) or (kept if seen else "no real trial ran"))
 
 
 STUDY = Study(
     keys=PowerLoss,
     description="Power loss: every legal state of a model; file systems cut off; every crash point of what a disk was told.",
-    arms=(*(_arm(name, ModelArm, _model_asked) for name in MODEL), *(_arm(name, _real, _real_asked) for name in REAL)),
-    findings=(_model_findings, _real_findings),
-    skips=lambda context: context.shared(_real).skips() if _real_asked(context.keys) else (),
+    arms=(*(_arm(name, ModelArm, ("model",)) for name in model.ARMS), *(_arm(name, RealArms, real.ARMS) for name in real.ARMS)),
+    tables=(*model.TABLES, *real.TABLES),
+    figures=lambda results: (*model.figures(results), *real.figures(results)),
+    gates=(model.gates, real.gates, not_kinder),
+    notes=lambda results: (*model.notes(results), *real.notes(results)),
+    skips=lambda context: context.shared(RealArms).skips() if any(arm in context.keys.arms for arm in real.ARMS) else (),
 )
