@@ -162,6 +162,13 @@ class Counts:
     def plan(self) -> list[Cell]:
         return planned(self.config)
 
+    def of(self, application: str) -> list[Case]:
+        return [case for case in self.cases if case.application == application]
+
+    def tried(self, application: str) -> list[tuple[Run, Run]]:
+        """Every result of a cell without an inverted correction, behind its run."""
+        return [(run, found) for case in self.of(application) for run in case.runs for found in run["cells"] if not found["flipped"]]
+
     def every(self) -> Iterator[tuple[Case, Run]]:
         """Every result of every cell, with its case."""
         return ((case, found) for case in self.cases for run in case.runs for found in run["cells"])

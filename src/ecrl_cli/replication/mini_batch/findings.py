@@ -8,7 +8,7 @@ from typing import Any
 from ecrl_cli.config.studies import MiniBatchFailure
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.metrics.statistics import ratio_of_means, summary
-from ecrl_cli.replication.mini_batch import tables, tables_run
+from ecrl_cli.replication.mini_batch import tables
 from ecrl_cli.replication.mini_batch.cells import Cell, corrections
 from ecrl_cli.replication.mini_batch.counts import APPLICATIONS, Case, Counts, Run, cell_of, label, measured, spread
 from ecrl_cli.replication.mini_batch.dormant import RANKS
@@ -17,18 +17,18 @@ from ecrl_cli.studies.frame.result import Figure, Findings, Series
 from ecrl_cli.studies.frame.study import Record
 
 
-def figures(tally: Counts) -> tuple[Figure, ...]:
-    found = [*_evolutions(tally), _replay(tally), *_scenarios(tally), *_ends(tally)]
+def figures(counts: Counts) -> tuple[Figure, ...]:
+    found = [*_evolutions(counts), _replay(counts), *_scenarios(counts), *_ends(counts)]
     return tuple(figure for figure in found if figure.series)
 
 
-def _evolutions(tally: Counts) -> list[Figure]:
+def _evolutions(counts: Counts) -> list[Figure]:
     """Published figures 2a and 2b: held-out accuracy and loss of the runs without failures, with a line at each scenario."""
     found = []
-    for application in tally.applications:
-        evolutions = [record.found["evolution"] for record in tally.runs_of(application)]
+    for application in counts.applications:
+        evolutions = [record.found["evolution"] for record in counts.runs_of(application)]
         at = tuple(float(point[0]) for point in evolutions[0])
-        marks = tuple(float(case.mini_batch) for case in tally.cases if case.application == application)
+        marks = tuple(float(case.mini_batch) for case in counts.of(application))
         for place, name in ((1, "accuracy"), (2, "loss")):
             columns = [[run[index][place] for run in evolutions] for index in range(len(at))]
             if all(value is not None for column in columns for value in column):
@@ -38,20 +38,20 @@ def _evolutions(tally: Counts) -> list[Figure]:
     return found
 
 
-def _replay(tally: Counts) -> Figure:
+def _replay(counts: Counts) -> Figure:
     """Published figure 2c: the replay."""
-    rows = tables_run.replay(tally).rows
+    rows = tables.replay(counts).rows
     names = {"measured": "replay", "predicted": "replay, predicted", "epoch": "whole epoch"}
     series = tuple(Series(text, tuple(row[key] for row in rows)) for key, text in names.items()) if rows else ()
     categories = tuple(f"{row['application']}, {row['published']:,}" for row in rows)
     return Figure("replay", "Replay after a restart from the epoch's checkpoint", "bars", "scenario", "seconds", series, categories=categories)
 
 
-def _scenarios(tally: Counts) -> list[Figure]:
+def _scenarios(counts: Counts) -> list[Figure]:
     """Published figures 3 and 4: accuracy and slowdown of every state, per scenario."""
     found = []
-    rows = tables.accuracy(tally).rows
-    for case in tally.cases:
+    rows = tables.accuracy(counts).rows
+    for case in counts.cases:
         mine = [row for row in rows if (row["application"], row["published"]) == (APPLICATIONS[case.application], case.published)]
         name, title = f"{case.application}-{case.published}", f"{case.label} (standing in: {case.mini_batch:,})"
         found.append(_bars(f"accuracy-{name}", f"{title}: held-out accuracy after it", "held-out accuracy", mine, "accuracy"))
@@ -60,8 +60,8 @@ def _scenarios(tally: Counts) -> list[Figure]:
     return found
 
 
-def _ends(tally: Counts) -> list[Figure]:
-    rows = tables_run.long_run(tally).rows
+def _ends(counts: Counts) -> list[Figure]:
+    rows = tables.long_run(counts).rows
     found = []
     for application, name in APPLICATIONS.items():
         mine = [row | {"state": f"{row['state']}, {row['failures']} failures"} for row in rows if row["application"] == name and row["n"] > 1]
@@ -83,9 +83,9 @@ def _series(text: str, rows: Sequence[dict[str, Any]], key: str, x: tuple[float,
     return Series(text, y, x, low, high)
 
 
-def gates(tally: Counts) -> tuple[Gate, ...]:
-    found = [_planned(tally), _casualties(tally), _masked(tally), _moved(tally), _exact(tally), _inexact(tally), *_forward(tally)]
-    found += [*_lost_samples(tally), *_long(tally), *_dormant(tally)]
+def gates(counts: Counts) -> tuple[Gate, ...]:
+    found = [_planned(counts), _casualties(counts), _masked(counts), _moved(counts), _exact(counts), _inexact(counts), *_forward(counts)]
+    found += [*_lost_samples(counts), *_long(counts), *_dormant(counts)]
     return tuple(gate for gate in found if gate is not None)
 
 
@@ -101,10 +101,10 @@ def _named(case: Case, found: Run) -> str:
     return f"{case.label}: {label(cell)}{f' ({cell.flipped} the other way)' if cell.flipped else ''}"
 
 
-def _planned(tally: Counts) -> Gate:
+def _planned(counts: Counts) -> Gate:
     """Every planned cell was tried in every scenario of every run."""
-    plan = tally.plan()
-    runs = [(case, run) for case in tally.cases for run in case.runs]
+    plan = counts.plan()
+    runs = [(case, run) for case in counts.cases for run in case.runs]
     wrong = [case.label for case, run in runs if [cell_of(found) for found in run["cells"]] != plan]
     return _none("cells", wrong, len(runs), f"scenarios were not tried in all of their {len(plan)} cells")
 
@@ -117,52 +117,52 @@ def due(cell: Cell, workers: int) -> list[int]:
     return head + {"immediate_rollback": [workers], "lossy_forward": [cell.survivors], "skip": []}[cell.strategy]
 
 
-def _casualties(tally: Counts) -> Gate:
-    every = list(tally.every())
-    wrong = [_named(case, found) for case, found in every if found["contributed"] != due(cell_of(found), tally.config.replicas)]
+def _casualties(counts: Counts) -> Gate:
+    every = list(counts.every())
+    wrong = [_named(case, found) for case, found in every if found["contributed"] != due(cell_of(found), counts.config.replicas)]
     return _none("casualties", wrong, len(every), "cells had other contributors than planned")
 
 
-def _masking(tally: Counts) -> Iterator[tuple[Case, Run, bool]]:
+def _masking(counts: Counts) -> Iterator[tuple[Case, Run, bool]]:
     """The cells in which some layers must not move, and whether the update was masked there."""
-    for case, found in tally.every():
+    for case, found in counts.every():
         if found["percent"] and found["strategy"] != "lossy_forward":
-            yield case, found, corrections(tally.config, found["flipped"]).mask
+            yield case, found, corrections(counts.config, found["flipped"]).mask
 
 
-def _masked(tally: Counts) -> Gate | None:
-    tried = [(case, found) for case, found, masked in _masking(tally) if masked]
+def _masked(counts: Counts) -> Gate | None:
+    tried = [(case, found) for case, found, masked in _masking(counts) if masked]
     wrong = [_named(case, found) for case, found in tried if not found["kept"]]
     return _none("masked", wrong, len(tried), "masked updates moved a bit of what they were to leave alone") if tried else None
 
 
-def _moved(tally: Counts) -> Gate | None:
+def _moved(counts: Counts) -> Gate | None:
     """Updates with zero gradients must move the state under momentum or weight decay; otherwise the masking gate could not fail."""
-    unmasked = [(case, found) for case, found, masked in _masking(tally) if not masked]
+    unmasked = [(case, found) for case, found, masked in _masking(counts) if not masked]
     tried = [each for each in unmasked if each[0].size.optimizer.momentum or each[0].size.optimizer.weight_decay]
     wrong = [_named(case, found) for case, found in tried if found["kept"]]
     return _none("zero gradients", wrong, len(tried), "updates with gradients of zero moved nothing") if tried else None
 
 
-def _exact(tally: Counts) -> Gate | None:
-    tried = [(case, found) for case, found in tally.every() if found["strategy"] in EXACT]
+def _exact(counts: Counts) -> Gate | None:
+    tried = [(case, found) for case, found in counts.every() if found["strategy"] in EXACT]
     wrong = [_named(case, found) for case, found in tried if not case.exact(found)]
     return _none("exact", wrong, len(tried), "exact recoveries ended in another state than Baseline") if tried else None
 
 
-def _inexact(tally: Counts) -> Gate | None:
+def _inexact(counts: Counts) -> Gate | None:
     """Half-updated states must not compare as exact; otherwise the comparison is blind."""
-    tried = [(case, found) for case, found in tally.every() if found["strategy"] not in EXACT and found["percent"]]
+    tried = [(case, found) for case, found in counts.every() if found["strategy"] not in EXACT and found["percent"]]
     wrong = [_named(case, found) for case, found in tried if case.exact(found)]
     return _none("inexact", wrong, len(tried), "recoveries from a half-updated state passed for exact") if tried else None
 
 
-def _forward(tally: Counts) -> Iterator[Gate]:
+def _forward(counts: Counts) -> Iterator[Gate]:
     """A failure in the forward pass is exact only with buffers rolled back or absent, contrary to the published study."""
-    tried = [each for each in tally.every() if each[1]["strategy"] == "immediate_rollback" and not each[1]["percent"]]
+    tried = [each for each in counts.every() if each[1]["strategy"] == "immediate_rollback" and not each[1]["percent"]]
     if not tried:
         return
-    rolled = [(case, found) for case, found in tried if corrections(tally.config, found["flipped"]).buffers or case.application == "nt3"]
+    rolled = [(case, found) for case, found in tried if corrections(counts.config, found["flipped"]).buffers or case.application == "nt3"]
     moved = [each for each in tried if each not in rolled]
     wrong = [_named(case, found) for case, found in rolled if not case.exact(found)]
     yield _none("forward", wrong, len(rolled), "failures in forward ended in another state than Baseline")
@@ -171,8 +171,8 @@ def _forward(tally: Counts) -> Iterator[Gate]:
         yield _none("forward is not read-only", wrong, len(moved), "failures in forward passed for exact although BatchNorm had moved")
 
 
-def _lost_samples(tally: Counts) -> Iterator[Gate]:
-    every = list(tally.every())
+def _lost_samples(counts: Counts) -> Iterator[Gate]:
+    every = list(counts.every())
     wrong = [f"{_named(case, found)}: {found['unaccounted'][0]}" for case, found in every if found["unaccounted"]]
     yield _none("ledger", wrong, len(every), "cells have samples that are neither applied once nor on record")
     needed = [(case, found) for case, found in every if found["lost"] or found["repeated"]]
@@ -181,8 +181,8 @@ def _lost_samples(tally: Counts) -> Iterator[Gate]:
         yield _none("ledger, planted", blind, len(needed), "missing lost-samples records went unnoticed")
 
 
-def _long(tally: Counts) -> Iterator[Gate]:
-    arms = [(record, arm) for record in tally.longs for arm in record.found["arms"]]
+def _long(counts: Counts) -> Iterator[Gate]:
+    arms = [(record, arm) for record in counts.longs for arm in record.found["arms"]]
     if not arms:
         return
     names = [f"{record.key}: {arm['strategy']} {arm['often']}" for record, arm in arms]
@@ -194,11 +194,11 @@ def _long(tally: Counts) -> Iterator[Gate]:
         yield _none("long run, exact", wrong, len(exact), "runs with exact recoveries ended in another state than the run without a failure")
 
 
-def _dormant(tally: Counts) -> Iterator[Gate]:
-    if tally.dormant is None:
+def _dormant(counts: Counts) -> Iterator[Gate]:
+    if counts.dormant is None:
         return
-    counted, rounds = tally.dormant["counted"], tally.dormant["rounds"]
-    same = bool(tally.dormant["same"])
+    counted, rounds = counts.dormant["counted"], counts.dormant["rounds"]
+    same = bool(counts.dormant["same"])
     said = f"in {rounds} mini-batches the averages {'had' if same else 'did not all have'} the bits of those in a group of the active ones alone"
     yield Gate("dormant", same, said)
     planned = [RANKS, RANKS - 1, RANKS - 1, RANKS]
@@ -209,22 +209,22 @@ _GUESS = 1.2  # accuracy as a multiple of chance; below it the model counts as u
 
 
 def findings(config: MiniBatchFailure, records: Sequence[Record]) -> Findings:
-    tally = Counts(config, records)
+    counts = Counts(config, records)
     found = (
-        *(tables.accuracy(tally), tables.scenarios(tally), tables_run.properties(tally), tables_run.replay(tally), tables.corrections(tally)),
-        *(tables.model(tally), tables.outliers(tally)),
-        *(tables_run.long_run(tally), tables_run.dormant(tally), tables_run.lost_samples(tally)),
+        *(tables.accuracy(counts), tables.scenarios(counts), tables.properties(counts), tables.replay(counts), tables.corrections(counts)),
+        *(tables.model(counts), tables.outliers(counts)),
+        *(tables.long_run(counts), tables.dormant(counts), tables.lost_samples(counts)),
     )
     return Findings(
         tables=tuple(table for table in found if table.rows),
-        figures=figures(tally),
-        gates=gates(tally),
-        notes=tuple(_notes(tally)),
+        figures=figures(counts),
+        gates=gates(counts),
+        notes=tuple(_notes(counts)),
     )
 
 
-def _notes(tally: Counts) -> Iterator[str]:
-    config = tally.config
+def _notes(counts: Counts) -> Iterator[str]:
+    config = counts.config
     if config.scale == "smoke":
         yield "The scale smoke only shows that everything runs: its accuracies mean nothing, and ResNet-50 is a small network with BatchNorm."
     if config.data == "made":
@@ -233,15 +233,15 @@ def _notes(tally: Counts) -> Iterator[str]:
         "The published study: the mini-batch moves the accuracy by 2.6 to 8.5%, immediate rollback ends up to 5.5% away from Baseline, lossy forward "
         "nearer in every case; rollback takes almost twice a mini-batch, a restart up to 400 times. One run each, no intervals."
     )
-    for application in tally.applications:
-        yield from _compared(tally, application)
-    if guessing := [case.label for case in tally.cases if summary(case.baselines("accuracy")).mean < _GUESS / case.size.classes]:
+    for application in counts.applications:
+        yield from _compared(counts, application)
+    if guessing := [case.label for case in counts.cases if summary(case.baselines("accuracy")).mean < _GUESS / case.size.classes]:
         yield f"Still guessing there, so that its accuracies say nothing: {'; '.join(guessing)}."
-    for parts in measured(tally.records):
+    for parts in measured(counts.records):
         typed = " ".join(f"study.{key}={value}" for key, value in parts.typed().items())
         yield f"{APPLICATIONS[parts.application]}: at scale, by the model: ecrl study study=recovery-overhead study.source=typed {typed}"
-    if tally.dormant is not None:
-        seconds = {name: summary(values).mean for name, values in tally.dormant["seconds"].items() if values}
+    if counts.dormant is not None:
+        seconds = {name: summary(values).mean for name, values in counts.dormant["seconds"].items() if values}
         yield (
             f"A rank left and came back within a mini-batch in {1e3 * seconds['rebuild']:.3g} ms by groups made anew; as a dormant worker without "
             f"a call, the mini-batch taking {1e3 * seconds['dormant']:.3g} ms instead of {1e3 * seconds['all']:.3g} ms. "
@@ -249,18 +249,16 @@ def _notes(tally: Counts) -> Iterator[str]:
         )
 
 
-def _compared(tally: Counts, application: str) -> Iterator[str]:
+def _compared(counts: Counts, application: str) -> Iterator[str]:
     """Over all scenarios: each strategy's distance from Baseline, and its time relative to a restart."""
     far: dict[str, list[float]] = {}
-    seconds: dict[str, list[float]] = {"": []}
-    for case in (each for each in tally.cases if each.application == application):
-        for run in case.runs:
-            seconds[""].append(run["baseline"]["seconds"])
-            for found in (each for each in run["cells"] if not each["flipped"] and each["percent"]):
-                far.setdefault(found["strategy"], []).append(abs(found["accuracy"] - run["baseline"]["accuracy"]))
-                seconds.setdefault(found["strategy"], []).append(found["seconds"])
+    seconds: dict[str, list[float]] = {}
+    once = [second for case in counts.of(application) for second in case.baselines("seconds")]
+    for run, found in (each for each in counts.tried(application) if each[1]["percent"]):
+        far.setdefault(found["strategy"], []).append(abs(found["accuracy"] - run["baseline"]["accuracy"]))
+        seconds.setdefault(found["strategy"], []).append(found["seconds"])
     told = ", ".join(f"{name.replace('_', ' ')} {100 * summary(values).mean:.2f}" for name, values in far.items())
     yield f"{APPLICATIONS[application]}: mean distance to Baseline after the failed mini-batch, in points of accuracy: {told}."
-    times = {name: ratio_of_means(values, seconds[""]) for name, values in seconds.items() if name and seconds[""]}
+    times = {name: ratio_of_means(values, once) for name, values in seconds.items() if once}
     told = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in times.items())
     yield f"{APPLICATIONS[application]}: times as long as the mini-batch without a failure, over all scenarios (of a restart the replay): {told}."

@@ -1,11 +1,14 @@
-"""Accuracy and overhead of every cell beside the published values, the scenarios, the corrections; the performance model beside the measurements."""
+"""The tables: accuracy and overhead of every cell beside the published values, the scenarios, the corrections, the performance model beside what was
+measured; the applications (published Table I), the replay, the long runs, the dormant workers and the lost samples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from ecrl_cli.metrics.statistics import ratio_interval, ratio_of_means, summary
+from ecrl_cli.replication.applications import PUBLISHED
 from ecrl_cli.replication.mini_batch.cells import CORRECTIONS, Cell
 from ecrl_cli.replication.mini_batch.counts import (
     AGAINST_COLUMNS,
@@ -16,6 +19,7 @@ from ecrl_cli.replication.mini_batch.counts import (
     STRATEGIES,
     Case,
     Counts,
+    MeasuredParts,
     MiniBatch,
     Run,
     against,
@@ -35,9 +39,9 @@ CORRECTED = {
 }
 
 
-def accuracy(tally: Counts) -> Table:
+def accuracy(counts: Counts) -> Table:
     """Published figures 3 and 4 as a table: the cells as configured, Before and Baseline first."""
-    rows = [row for case in tally.cases for row in _rows(tally, case)]
+    rows = [row for case in counts.cases for row in _rows(counts, case)]
     columns = (
         APPLICATION,
         PUBLISHED_AT,
@@ -57,13 +61,13 @@ def accuracy(tally: Counts) -> Table:
     return Table("accuracy", "Accuracy and overhead after the failed mini-batch, by strategy", columns, tuple(rows), note)
 
 
-def _rows(tally: Counts, case: Case) -> list[dict[str, Any]]:
+def _rows(counts: Counts, case: Case) -> list[dict[str, Any]]:
     about = case.about
     baselines, seconds = case.baselines("accuracy"), case.baselines("seconds")
     before = [run["before"]["accuracy"] for run in case.runs]
     rows = [about | {"state": "Before", "n": len(before), **spread(before, "accuracy"), **against(before, baselines)}]
     rows.append(about | {"state": "Baseline", "n": len(before), **spread(baselines, "accuracy"), "slowdown": 1.0})
-    for cell in (each for each in tally.plan() if not each.flipped and case.whole(each)):
+    for cell in (each for each in counts.plan() if not each.flipped and case.whole(each)):
         found = case.cells(cell)
         reached = [each["accuracy"] for each in found]
         row = about | {"state": label(cell), "n": len(found), **spread(reached, "accuracy"), **against(reached, baselines)}
@@ -72,11 +76,11 @@ def _rows(tally: Counts, case: Case) -> list[dict[str, Any]]:
     return rows
 
 
-def scenarios(tally: Counts) -> Table:
+def scenarios(counts: Counts) -> Table:
     """The mini-batch used for each published one, and the model's accuracy there."""
     rows = []
-    for case in tally.cases:
-        size, workers = case.size, tally.config.replicas
+    for case in counts.cases:
+        size, workers = case.size, counts.config.replicas
         epoch = (case.mini_batch - 1) // size.per_epoch(workers)
         row = case.about | {
             "published_epoch": _EPOCHS[case.published],
@@ -105,13 +109,13 @@ def scenarios(tally: Counts) -> Table:
 _EPOCHS = {200: 0, 4_000: 10, 10_000: 25, 25_000: 64, 10: 0, 250: 4, 500: 8}
 
 
-def corrections(tally: Counts) -> Table:
+def corrections(counts: Counts) -> Table:
     """The effect of each correction: the same cells and seeds with and without it."""
     rows = []
-    for application in tally.applications:
+    for application in counts.applications:
         for name in CORRECTIONS:
-            for cell in dict.fromkeys(_without_numbers(each) for each in tally.plan() if each.flipped == name):
-                rows.append({"application": APPLICATIONS[application], "correction": CORRECTED[name], **_both(tally, application, cell)})
+            for cell in dict.fromkeys(_without_numbers(each) for each in counts.plan() if each.flipped == name):
+                rows.append({"application": APPLICATIONS[application], "correction": CORRECTED[name], **_both(counts, application, cell)})
     columns = (
         APPLICATION,
         Column("correction", "correction"),
@@ -134,14 +138,14 @@ def _without_numbers(cell: Cell) -> Cell:
     return Cell(cell.strategy, cell.percent, 0, cell.flipped)
 
 
-def _both(tally: Counts, application: str, cell: Cell) -> dict[str, Any]:
+def _both(counts: Counts, application: str, cell: Cell) -> dict[str, Any]:
     """Pairs of cells without and with the correction; `corrected` is the arm that has it, whichever of the two is configured."""
     pairs = []
-    for case in (each for each in tally.cases if each.application == application):
-        for other in (each for each in tally.plan() if _without_numbers(each) == cell):
+    for case in counts.of(application):
+        for other in (each for each in counts.plan() if _without_numbers(each) == cell):
             usual = Cell(other.strategy, other.percent, other.survivors)
             pairs += case.pairs(usual, other)
-    if not getattr(tally.config, cell.flipped):
+    if not getattr(counts.config, cell.flipped):
         pairs = [(other, usual) for usual, other in pairs]
     corrected, published = ([each[side]["accuracy"] for each in pairs] for side in (0, 1))
     found = against(published, corrected)
@@ -151,11 +155,11 @@ def _both(tally: Counts, application: str, cell: Cell) -> dict[str, Any]:
     return row | {key: found[key] for key in ("difference", "difference_low", "difference_high")}
 
 
-def model(tally: Counts) -> Table:
+def model(counts: Counts) -> Table:
     """Predicted from the measured parts of the same scenario and run, over all scenarios."""
     rows = []
-    for parts in measured(tally.records):
-        tried = list(_tried(tally, parts.application))
+    for parts in measured(counts.records):
+        tried = list(counts.tried(parts.application))
         for strategy, percent in dict.fromkeys((found["strategy"], found["percent"]) for _, found in tried):
             pairs = [(run, found) for run, found in tried if (found["strategy"], found["percent"]) == (strategy, percent)]
             row: dict[str, Any] = {"application": APPLICATIONS[parts.application], "strategy": STRATEGIES[strategy], "percent": percent}
@@ -180,12 +184,6 @@ def model(tally: Counts) -> Table:
     return Table("model", "The performance model beside what was measured", columns, tuple(rows), note)
 
 
-def _tried(tally: Counts, application: str) -> Iterator[tuple[Run, Run]]:
-    """Every cell without an inverted correction, with its run."""
-    for case in (each for each in tally.cases if each.application == application):
-        yield from ((run, found) for run in case.runs for found in run["cells"] if not found["flipped"])
-
-
 def _beside(pairs: list[tuple[Run, Run]], restart_s: float) -> dict[str, Any]:
     whole = [run["baseline"]["seconds"] for run, _ in pairs]
     seconds = [found["seconds"] for _, found in pairs]
@@ -201,11 +199,11 @@ def _beside(pairs: list[tuple[Run, Run]], restart_s: float) -> dict[str, Any]:
     return row | {"overhead": overhead, "times": overhead / summary(whole).mean}
 
 
-def outliers(tally: Counts) -> Table:
+def outliers(counts: Counts) -> Table:
     """Distance of the survivors' average from the full one, by their number and by whether the outlier is among the dead."""
     rows = []
-    for application in tally.applications:
-        lossy = [each for each in _tried(tally, application) if each[1]["strategy"] == "lossy_forward"]
+    for application in counts.applications:
+        lossy = [each for each in counts.tried(application) if each[1]["strategy"] == "lossy_forward"]
         for number, lost in sorted({(found["survivors"], found["outlier_lost"]) for _, found in lossy}):
             group = [(run, found) for run, found in lossy if (found["survivors"], found["outlier_lost"]) == (number, lost)]
             away = [abs(found["accuracy"] - run["baseline"]["accuracy"]) for run, found in group]
@@ -225,3 +223,150 @@ def outliers(tally: Counts) -> Table:
         "run are not independent: the intervals are too narrow."
     )
     return Table("outliers", "What lossy forward leaves out of the average", columns, tuple(rows), note)
+
+
+def properties(counts: Counts) -> Table:
+    """Published Table I."""
+    rows = [_property(counts, parts) for parts in measured(counts.records)]
+    columns = (
+        APPLICATION,
+        Column("bytes", "model size", "bytes"),
+        Column("published_size", "published model size"),
+        Column("layers", "layers (parameter tensors)", "count"),
+        Column("published_layers", "published layers", "count"),
+        Column("batch", "mini-batch per worker", "count"),
+        Column("published_batch", "published", "count"),
+        Column("per_epoch", "mini-batches per epoch", "count"),
+        Column("published_per_epoch", "published", "count"),
+        Column("epochs", "epochs", "count"),
+        Column("published_epochs", "published", "count"),
+        Column("mini_batch_s", "mean mini-batch", "seconds"),
+        Column("published_mini_batch_s", "published", "seconds"),
+        Column("init_s", "initialisation", "seconds"),
+        Column("published_init_s", "published", "seconds"),
+        Column("checkpoint_s", "checkpoint", "seconds"),
+        Column("published_checkpoint_s", "published", "seconds"),
+        Column("restart_s", "restart", "seconds"),
+        Column("published_restart_s", "published", "seconds"),
+    )
+    note = (
+        "Published Table I beside ours. Its sizes and numbers of layers look swapped between the two: its text has ResNet-50 of many small layers "
+        "and NT3 of few huge ones, and the 24 million parameters of the former are 91 MiB, the 155 million of the latter 591 MiB. Initialisation: "
+        "data, model, optimizer and a first pass, in a process that has its libraries; restart: that, and reading the checkpoint. A checkpoint "
+        "counts until it is durable."
+    )
+    return Table("properties", "The applications and what does not depend on the scenario", columns, tuple(rows), note)
+
+
+def _property(counts: Counts, parts: MeasuredParts) -> dict[str, Any]:
+    size = counts.of(parts.application)[0].size
+    printed = {f"published_{key}": value for key, value in asdict(PUBLISHED[parts.application]).items() if key != "name"}
+    row: dict[str, Any] = {"application": APPLICATIONS[parts.application], "bytes": parts.model_bytes, "layers": parts.layers, "batch": size.batch}
+    row |= {"per_epoch": parts.mini_batches_per_epoch, "epochs": size.epochs}
+    row |= {key: getattr(parts, key) for key in ("mini_batch_s", "init_s", "checkpoint_s", "restart_s")}
+    return row | printed
+
+
+def replay(counts: Counts) -> Table:
+    """Published Figure 2c."""
+    rows = [_replay(counts, case) for case in counts.cases if _restarted(case)]
+    columns = (
+        APPLICATION,
+        PUBLISHED_AT,
+        Column("replayed", "mini-batches replayed", "count"),
+        Column("per_epoch", "of an epoch's", "count"),
+        *spread_columns("measured", "replay", "seconds"),
+        Column("predicted", "predicted", "seconds"),
+        Column("error", "prediction against measured", "change"),
+        Column("epoch", "whole epoch", "seconds"),
+    )
+    note = (
+        "Processor time, as if the workers computed side by side. Predicted: mini-batches since the checkpoint times the mean mini-batch of the "
+        "runs without failures. Expected of a random failure: half an epoch."
+    )
+    return Table("replay", "Replay after a restart from the epoch's checkpoint", columns, tuple(rows), note)
+
+
+def _restarted(case: Case) -> list[dict[str, Any]]:
+    return [each for run in case.runs for each in run["cells"] if each["strategy"] == "checkpoint_restart"]
+
+
+def _replay(counts: Counts, case: Case) -> dict[str, Any]:
+    found, parts = _restarted(case), next(each for each in measured(counts.records) if each.application == case.application)
+    seconds = [each["seconds"] for each in found]
+    predicted = found[0]["replayed"] * parts.mini_batch_s
+    row = case.about | {
+        "replayed": found[0]["replayed"],
+        "per_epoch": parts.mini_batches_per_epoch,
+        "predicted": predicted,
+        "epoch": parts.mini_batches_per_epoch * parts.mini_batch_s,
+    }
+    return row | spread(seconds, "measured") | {"error": predicted / summary(seconds).mean - 1}
+
+
+def long_run(counts: Counts) -> Table:
+    """Results of the runs trained to the end."""
+    rows = []
+    for application in dict.fromkeys(record.facts["application"] for record in counts.longs):
+        runs = [record.found for record in counts.longs if record.facts["application"] == application]
+        whole = [run["baseline"]["accuracy"] for run in runs]
+        about = {"application": APPLICATIONS[application]}
+        rows.append(about | {"state": "without a failure", "failures": 0, "n": len(whole), **spread(whole, "accuracy")})
+        for strategy, often in dict.fromkeys((arm["strategy"], arm["often"]) for run in runs for arm in run["arms"]):
+            pairs = [(arm, run["baseline"]) for run in runs for arm in run["arms"] if (arm["strategy"], arm["often"]) == (strategy, often)]
+            reached = [arm["accuracy"] for arm, _ in pairs]
+            row = about | {"state": STRATEGIES[strategy], "failures": pairs[0][0]["failures"], "n": len(pairs), **spread(reached, "accuracy")}
+            rows.append(row | against(reached, [baseline["accuracy"] for _, baseline in pairs]) | {"exact": sum(arm["same"] for arm, _ in pairs)})
+    columns = (
+        APPLICATION,
+        Column("state", "recovery"),
+        Column("failures", "failures in the run", "count"),
+        Column("n", "seeds", "count"),
+        *spread_columns("accuracy", "final held-out accuracy", "share"),
+        *AGAINST_COLUMNS,
+        Column("exact", "end bit for bit where the run without does", "count"),
+    )
+    note = (
+        "Failures at the middle of the shares tried, under lossy forward with the middle number of survivors; from the next mini-batch on all "
+        "workers are there again. Once: in the middle of the run; repeatedly: at equal distances."
+    )
+    return Table("long-run", "Final accuracy of runs that went on after the recovery", columns, tuple(rows), note)
+
+
+def dormant(counts: Counts) -> Table:
+    found = counts.dormant
+    words = {
+        "all": "a mini-batch of four averages, everybody active",
+        "dormant": "the same, one rank dormant for two of them",
+        "leave": "a group made anew among those who are left",
+        "return": "a group made anew among all",
+    }
+    rows = [{"what": text, "n": len(found["seconds"][key]), **spread(found["seconds"][key], "took")} for key, text in words.items()] if found else []
+    columns = (Column("what", "what"), Column("n", "times", "count"), *spread_columns("took", "took", "seconds"))
+    note = (
+        "Real processes over gloo on this machine, as rank 0 sees it. To leave or to come back a dormant rank says so with its next contribution: "
+        "no call is made."
+    )
+    return Table("dormant", "A worker leaves and comes back within a mini-batch", columns, tuple(rows), note)
+
+
+def lost_samples(counts: Counts) -> Table:
+    """How much of a mini-batch's influence each strategy loses."""
+    rows = []
+    for application in counts.applications:
+        for cell in (each for each in counts.plan() if not each.flipped):
+            found = [each for case in counts.of(application) for each in case.cells(cell)]
+            row = {"application": APPLICATIONS[application], "strategy": STRATEGIES[cell.strategy], "percent": cell.percent}
+            row |= {"survivors": cell.survivors or None, "n": len(found)}
+            rows += [row | {key: found[0][key] for key in ("lost", "repeated")}] if found else []
+    columns = (
+        APPLICATION,
+        Column("strategy", "strategy"),
+        Column("percent", "failure at, % of the gradients", "count"),
+        Column("survivors", "survivors", "count"),
+        Column("n", "cells checked", "count"),
+        Column("lost", "of all (sample, layer) pairs without influence", "share"),
+        Column("repeated", "with twice their influence", "share"),
+    )
+    note = "In every cell what was applied and what the record of lost samples names add up, sample by sample and layer by layer: see the gates."
+    return Table("ledger", "The record of lost samples", columns, tuple(rows), note)

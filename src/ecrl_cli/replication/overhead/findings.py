@@ -10,7 +10,7 @@ from ecrl_cli.metrics.gates import Gate, gate
 from ecrl_cli.replication.overhead import closed_forms
 from ecrl_cli.replication.overhead.closed_forms import Agreement, critical
 from ecrl_cli.replication.overhead.experiments import PAIRS
-from ecrl_cli.replication.overhead.record_index import RecordIndex, Row, cell_name, predictable
+from ecrl_cli.replication.overhead.record_index import RecordIndex, Row, cell_name, decided, predictable
 from ecrl_cli.replication.overhead.strategies import BY_NAME, PUBLISHED, STRATEGIES, Parts, expected_loss
 from ecrl_cli.replication.overhead.tables import duration, published, threshold
 from ecrl_cli.studies.frame.result import Figure, Series
@@ -167,10 +167,9 @@ def _at_scale(index: RecordIndex) -> Iterator[str]:
 def _wins(index: RecordIndex) -> Iterator[str]:
     """Which strategy beats which, and in how many cells (model, MTBF, size, share of fatal failures)."""
     for a, b in PAIRS:
-        mine = [row for row in index.pairs() if (row["a"], row["b"]) == (a, b)]
-        wins, loses = sum(row["high"] < 0 for row in mine), sum(row["low"] > 0 for row in mine)
-        if mine:
-            yield f"{a} costs less than {b} in {wins} of {len(mine)} cells, more in {loses}; {len(mine) - wins - loses} are not told apart."
+        if mine := [row for row in index.pairs() if (row["a"], row["b"]) == (a, b)]:
+            found = decided(mine)
+            yield f"{a} costs less than {b} in {found['wins']} of {len(mine)} cells, more in {found['loses']}; {found['open']} are not told apart."
 
 
 def _crossing(index: RecordIndex) -> Iterator[str]:
@@ -203,7 +202,7 @@ def _factor(parts: Parts) -> float:
 def _optimum(index: RecordIndex) -> Iterator[str]:
     rows = index.optima()
     if rows:
-        young, daly = (max(row["at"][key] / row["at"]["simulated"] - 1 for row in rows) for key in ("young", "daly"))
+        young, daly = (max(row["excess"][key] for row in rows) for key in ("young", "daly"))
         wide = median(row["high"] / row["low"] for row in rows)
         yield (
             f"The optimum is flat: over {len(rows)} cells the overhead at Daly's interval is at most {daly:.1%} above the least found, at Young's "
@@ -214,7 +213,7 @@ def _optimum(index: RecordIndex) -> Iterator[str]:
 
 def _bursts(index: RecordIndex) -> Iterator[str]:
     shape = index.config.weibull_shape
-    excess = [row["at"]["daly"] / row["at"]["simulated"] - 1 for row in index.optima(shape)]
+    excess = [row["excess"]["daly"] for row in index.optima(shape)]
     if excess and shape != 1.0:
         yield f"Where failures come in bursts (Weibull, shape {shape:g}), Daly's interval costs at most {max(excess):.1%} more than the best found."
 
@@ -232,7 +231,7 @@ def _sanity(index: RecordIndex) -> Iterator[str]:
 def _recorded(index: RecordIndex) -> Iterator[str]:
     rows: list[Row] = index.predicted()
     if rows:
-        errors = [row["total"] / row["measured"] - 1 for row in rows]
+        errors = [row["error"] for row in rows]
         worst = max(errors, key=abs)
         yield f"{len(rows)} failures on record, predicted from the others to {median(map(abs, errors)):.1%} at the median, {worst:+.1%} at worst."
 
@@ -298,7 +297,7 @@ def _optimum_gates(index: RecordIndex) -> list[Gate]:
     rows = index.optima()
     if not rows:
         return [Gate("optimum", False, "no search came to an end")]
-    excess = [row["at"]["daly"] / row["at"]["simulated"] - 1 for row in rows]
+    excess = [row["excess"]["daly"] for row in rows]
     apart = [max(row["simulated"] / row["exact"], row["exact"] / row["simulated"]) for row in rows]
     steep = [f"{cell_name(row)}: surely {row['surely']:.2%} of the work" for row in rows if row["surely"] > FLAT * row["at"]["simulated"]]
     far = [
@@ -329,5 +328,5 @@ def _prediction(index: RecordIndex) -> Gate:
     rows = index.predicted()
     if not rows:
         return Gate("prediction", False, "no failure was predicted from others")
-    error = median(abs(row["total"] / row["measured"] - 1) for row in rows)
+    error = median(abs(row["error"]) for row in rows)
     return Gate("prediction", error <= HALF, f"{len(rows)} failures on record, predicted to {error:.0%} at the median ({HALF:.0%} allowed)")

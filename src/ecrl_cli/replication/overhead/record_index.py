@@ -219,19 +219,27 @@ class RecordIndex:
         return [{**record.facts, **pair} for record in self.of("scale") for pair in record.found["pairs"]]
 
     def optima(self, shape: float = 1.0) -> list[Row]:
-        """Every finished search with its cell."""
+        """Every finished search with its cell. `excess`: by formula, how much more its interval costs than the best one found, relatively."""
         found = [{**record.facts, **record.found["optimum"]} for record in self.of("optimum") if record.found["optimum"]]
-        return [row for row in found if row["shape"] == shape]
+        return [row | {"excess": {key: at / row["at"]["simulated"] - 1 for key, at in row["at"].items()}} for row in found if row["shape"] == shape]
 
     def checks(self, planted: bool) -> list[Row]:
         return [{"case": r.facts["case"], **r.found} for r in self.of("check") if r.facts["case"].startswith("planted") == planted]
 
     def recorded(self) -> list[Row]:
-        return [{**record.facts, **record.found} for record in self.of("recorded")]
+        """Every recorded failure beside its prediction. `error`: relative; of no meaning for a failure that is predicted from itself."""
+        rows = [{**record.facts, **record.found} for record in self.of("recorded")]
+        return [row | {"error": row["total"] / row["measured"] - 1} for row in rows]
 
     def predicted(self) -> list[Row]:
         """Recorded failures predicted from others; a single recorded failure predicts nothing."""
         return [row for row in self.recorded() if row["from"]]
+
+
+def decided(pairs: Sequence[Row]) -> dict[str, int]:
+    """In how many comparisons of two strategies the first costs less (`wins`) or more (`loses`), surely, or neither (`open`)."""
+    wins, loses = sum(row["high"] < 0 for row in pairs), sum(row["low"] > 0 for row in pairs)
+    return {"cells": len(pairs), "wins": wins, "loses": loses, "open": len(pairs) - wins - loses}
 
 
 def cell_name(row: Row) -> str:

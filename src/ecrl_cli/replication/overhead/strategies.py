@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ecrl_cli.config.studies import RecoveryOverhead
+from ecrl_cli.replication import applications
 from ecrl_cli.replication.overhead.closed_forms import daly
 from ecrl_cli.replication.overhead.simulate import JobSpec
 
@@ -42,12 +43,8 @@ class Parts:
         return self.init + self.restart
 
 
-# Table I. Its columns are swapped in the rows of model size and layers (600 MiB and 10 layers are NT3's, by the text and by counting ResNet-50's
-# 23.9 million parameters: 91 MiB); the rows of times agree with the text as they are printed, and only they are used here.
-PUBLISHED = {
-    "ResNet-50": Parts(mini_batch=0.17, checkpoint=0.48, init=3.0, restart=4.09, every=390),
-    "CANDLE-NT3": Parts(mini_batch=2.2, checkpoint=3.4, init=1.9, restart=2.5, every=55),
-}
+# A checkpoint at the end of each epoch.
+PUBLISHED = {a.name: Parts(a.mini_batch_s, a.checkpoint_s, a.init_s, a.restart_s, a.per_epoch) for a in applications.PUBLISHED.values()}
 
 
 def typed(config: RecoveryOverhead, parts: Parts) -> Parts:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from ecrl_cli.replication.overhead import closed_forms
 from ecrl_cli.replication.overhead.closed_forms import check_row
 from ecrl_cli.replication.overhead.experiments import HOPELESS, PAIRS
-from ecrl_cli.replication.overhead.record_index import RecordIndex, Recording, Row
+from ecrl_cli.replication.overhead.record_index import RecordIndex, Recording, Row, decided
 from ecrl_cli.replication.overhead.strategies import BY_NAME, NAMES, PUBLISHED, STRATEGIES, Loss, Parts, Strategy, expected_loss
 from ecrl_cli.studies.frame.result import Column, Table
 
@@ -58,18 +57,15 @@ def per_failure(index: RecordIndex) -> Table:
         Column("checkpoint", "per checkpoint", "seconds"),
         Column("published", "per failure by the published rule", "seconds"),
     )
-    rows = tuple(_failure_row(index, model, parts, strategy) for model, parts in index.models.items() for strategy in STRATEGIES if _counts(strategy))
+    # the same failure under another interval gives no new row
+    strategies = [strategy for strategy in STRATEGIES if strategy.name != "checkpoint_restart, every epoch"]
+    rows = tuple(_failure_row(index, model, parts, strategy) for model, parts in index.models.items() for strategy in strategies)
     note = (
         f"{index.least} workers, {index.config.casualties} of them lost, half an epoch (or half the interval given) since the checkpoint, half a "
         "mini-batch done. By the published rule: initialization, restart and the replay, of a whole mini-batch under immediate rollback; nothing "
         "under lossy forward."
     )
     return Table("per-failure", "What a failure costs, part by part (expected)", columns, rows, note)
-
-
-def _counts(strategy: Strategy) -> bool:
-    """Whether a row counts; the same failure under another interval gives no new row."""
-    return strategy.name != "checkpoint_restart, every epoch"
 
 
 def _failure_row(index: RecordIndex, model: str, parts: Parts, strategy: Strategy) -> Row:
@@ -225,9 +221,8 @@ def crossovers(index: RecordIndex) -> Table:
 
 def _pair_row(index: RecordIndex, a: str, b: str, model: str, percent: int) -> Row:
     mine = [row for row in index.pairs() if (row["a"], row["b"], row["model"], row["fatal_percent"]) == (a, b, model, percent)]
-    wins, loses = sum(row["high"] < 0 for row in mine), sum(row["low"] > 0 for row in mine)
-    row: dict[str, Any] = {"a": a, "b": b, "model": model, "fatal": f"{percent}%", "cells": len(mine), "wins": wins, "loses": loses}
-    return row | {"open": len(mine) - wins - loses, "from_workers": threshold(index, index.models[model], BY_NAME[a], BY_NAME[b])}
+    row = {"a": a, "b": b, "model": model, "fatal": f"{percent}%", **decided(mine)}
+    return row | {"from_workers": threshold(index, index.models[model], BY_NAME[a], BY_NAME[b])}
 
 
 def threshold(index: RecordIndex, parts: Parts, a: Strategy, b: Strategy) -> float | None:
@@ -341,7 +336,7 @@ def _recorded_row(row: Row) -> Row:
     parts = {f"{name}_predicted": row["predicted"][name] for name in ("detect", "init", "restart", "replay")}
     parts |= {f"{name}_measured": row[name] for name in ("detect", "init", "restart", "replay")}
     told = {key: row[key] for key in ("run", "attempt", "since", "total", "measured", "from")}
-    return {**told, **parts, "error": row["total"] / row["measured"] - 1 if row["from"] else None}
+    return {**told, **parts, "error": row["error"] if row["from"] else None}
 
 
 def _runs(index: RecordIndex) -> Table:
