@@ -17,7 +17,7 @@ from ecrl_cli.studies.frame.gates import mutants_gate
 from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Figure, Series, Table, upper_bound
 from ecrl_cli.studies.frame.result import proportion as proportion_of
 from ecrl_cli.studies.frame.study import Record, Results, Trial
-from ecrl_cli.studies.frame.tables import Cells, Group, TableSpec, cell, count, fact, found, proportion, share, size, value
+from ecrl_cli.studies.frame.tables import Cells, Group, TableSpec, cell, count, fact, found, proportion, share, size, sums, value
 from ecrl_cli.studies.mutants.layers import BACKED, MUTANTS
 
 LEAST_EXHAUSTIVE = 30_000
@@ -232,7 +232,7 @@ TABLES = (
         "Verifications of checkpoints that nobody touched",
         ("clean",),
         by=(fact("layout", "layout"), fact("copied", "half of them copied by")),
-        columns=(share(lambda group: sum(r.found["refused"] for r in group), lambda group: sum(r.found["verified"] for r in group), "refused"),),
+        columns=(share(lambda group: sums(group, "refused")["refused"], lambda group: sums(group, "verified")["verified"], "refused"),),
     ),
     _anchors,
     _planted,
@@ -305,7 +305,7 @@ def gates(results: Results) -> Iterator[Gate]:
         kept = f"{len(recovery)} recoveries found the newest whole one, named what they passed over, and touched nothing"
         yield _gate("recovery", _keys(recovery, lambda r: not _recovered(r)), kept)
     if clean := results.of("clean"):
-        refused, verified = (sum(r.found[key] for r in clean) for key in ("refused", "verified"))
+        refused, verified = sums(clean, "refused", "verified").values()
         first = next((r.found["first"][0] for r in clean if r.found["first"]), "none")
         yield Gate("clean: no false positive", refused == 0 < verified, f"{refused} of {verified} clean checkpoints refused; first: {first}")
     if results.of("anchors"):
@@ -335,7 +335,7 @@ def notes(results: Results) -> Iterator[str]:
             f"of the parts), {found['noops']} of them of {LATEST}, which decides nothing; enumerated, so no interval."
         )
     if clean := results.of("clean"):
-        refused, verified = (sum(r.found[key] for r in clean) for key in ("refused", "verified"))
+        refused, verified = sums(clean, "refused", "verified").values()
         bound = "" if refused else f", a rate below {upper_bound(verified):.3%} (one-sided)."
         yield f"False positives: {refused} of {verified} clean verifications{bound}"
     yield (

@@ -6,35 +6,28 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ecrl_cli.config.schema import WRITE_MODES
 from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.crash_points.crash_targets import AFTER_MODEL, NONE, PHASES, PUBLISHED
 from ecrl_cli.studies.crash_points.trial import violation
 from ecrl_cli.studies.frame.gates import named, none_bad
-from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Figure, Series, Table, proportion, upper_bound
+from ecrl_cli.studies.frame.result import Column, Figure, Series, Table, proportion, upper_bound
 from ecrl_cli.studies.frame.store_fixture import write_mode
 from ecrl_cli.studies.frame.study import Record, Results
-from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, fact, mutants_table, outcomes, size, value
+from ecrl_cli.studies.frame.tables import Cells, Group, TableSpec, cell, fact, grouped, mutants_table, outcomes, share, size, value
 from ecrl_cli.studies.frame.tables import count as count_of
 
 OUTCOMES = ("new", "previous", "detected", "lost_ack", "lost_all", "silent_wrong", "untyped", "hung")
 
 
-class Records:
-    """The records by kind of trial."""
-
-    def __init__(self, records: Sequence[Record]) -> None:
-        self.all = records
-        self.points = [r for r in records if r.facts["kind"] == "point"]
-        self.calls = [r for r in records if r.facts["kind"] == "call"]
-        self.kills = [r for r in records if r.facts["kind"] == "kill"]
-        self.planted = [r for r in records if r.facts["kind"] == "planted"]
-        self.crashes = [*self.points, *self.calls, *self.kills]
-        self.modes = list(dict.fromkeys(r.facts["mode"] for r in self.crashes))
+def crashes(results: Results) -> list[Record]:
+    """Every trial in which a process was killed."""
+    return results.of("point", "call", "kill")
 
 
-def group(found: Records, mode: str, point: str) -> list[Record]:
-    return [r for r in found.points if (r.facts["mode"], r.facts["layout"], r.facts["point"]) == (mode, "group", point)]
+def modes(results: Results) -> list[str]:
+    return list(dict.fromkeys(r.facts["mode"] for r in crashes(results)))
 
 
 def count(records: Sequence[Record], outcome: str) -> int:
@@ -47,6 +40,7 @@ def whole(records: Sequence[Record]) -> int:
 
 # The published conditions, and one after the commit, where the new checkpoint is expected.
 CONDITIONS = {"none": NONE, **PUBLISHED, "after_root_sync": "after_root_sync"}
+_CONDITION_AT = {point: condition for condition, point in CONDITIONS.items()}
 REMAINS = ("size mismatch", "missing parts", "missing manifest", "manifest cut off", "missing commit", "commit cut off", "other")
 
 
@@ -59,10 +53,15 @@ def recovery(results: Results) -> Figure:
     return _shares(results, "recovery", "A whole checkpoint, new or previous, is recovered after the kill (95% Wilson)", whole)
 
 
+def _in_group(record: Record) -> bool:
+    return bool(record.facts["layout"] == "group")
+
+
 def _shares(results: Results, name: str, title: str, counted: Callable[[Sequence[Record]], int]) -> Figure:
-    series, found = [], Records(results.records)
-    for mode in found.modes:
-        shares = [proportion(counted(mine), len(mine)) for mine in (group(found, mode, point) for point in CONDITIONS.values())]
+    series = []
+    tried = grouped(filter(_in_group, results.of("point")), lambda r: (r.facts["mode"], r.facts["point"]))
+    for mode in modes(results):
+        shares = [proportion(counted(mine), len(mine)) for mine in (tried.get((mode, point), []) for point in CONDITIONS.values())]
         if all(share["n"] for share in shares):
             rate, low, high = (tuple(share[key] for share in shares) for key in ("rate", "wilson_low", "wilson_high"))
             series.append(Series(mode, rate, low=low, high=high))
@@ -82,17 +81,16 @@ def breakdown(results: Results) -> Figure:
 
 
 def phases(results: Results) -> Figure:
-    found = Records(results.records)
-    counted = phase_counts(found)
-    series = tuple(Series(mode, tuple(float(counts[mode]) for counts in counted.values())) for mode in found.modes) if counted else ()
+    counted = phase_counts(results)
+    series = tuple(Series(mode, tuple(float(counts[mode]) for counts in counted.values())) for mode in modes(results)) if counted else ()
     return Figure("phases", "Where the random kills fell", "bars", "last point passed", "kills", series, categories=tuple(counted))
 
 
-def phase_counts(found: Records) -> dict[str, dict[str, int]]:
+def phase_counts(results: Results) -> dict[str, dict[str, int]]:
     """Kills per mode by the last point passed, in protocol order."""
-    counted = Counter((r.found["passed"], r.facts["mode"]) for r in found.kills)
-    hit = [phase for phase in PHASES if any(counted[phase, mode] for mode in found.modes)]
-    return {phase: {mode: counted[phase, mode] for mode in found.modes} for phase in hit}
+    counted, of = Counter((r.found["passed"], r.facts["mode"]) for r in results.of("kill")), modes(results)
+    hit = [phase for phase in PHASES if any(counted[phase, mode] for mode in of)]
+    return {phase: {mode: counted[phase, mode] for mode in of} for phase in hit}
 
 
 # Usable groups of all, and the interval as printed (its text says Wilson, its numbers are Clopper-Pearson's).
@@ -105,42 +103,38 @@ PRINTED = {
 }
 
 
-def _published(results: Results) -> Table:
-    found = Records(results.records)
-    rows = []
-    for mode in found.modes:
-        for condition, point in CONDITIONS.items():
-            tried = group(found, mode, point)
-            for strategy in dict.fromkeys(r.facts["strategy"] for r in tried):
-                mine = [r for r in tried if r.facts["strategy"] == strategy]
-                row = {"condition": f"{mode}@{condition}", "strategy": strategy, **proportion(count(mine, "new"), len(mine))}
-                rows.append(row | {"previous": count(mine, "previous"), "whole": whole(mine) / len(mine)} | _printed(mode, condition, strategy))
-    columns = (
-        Column("condition", "condition"),
-        Column("strategy", "strategy"),
-        Column("k", "OK: the group being saved is usable", "count"),
-        *PROPORTION_COLUMNS[1:],
-        Column("previous", "recovered the previous one", "count"),
-        Column("whole", "recovered a whole one", "share"),
-        Column("published_ok", "published OK", "count"),
-        Column("published_n", "published of", "count"),
-        Column("published_low", "published 95% low", "share"),
-        Column("published_high", "published 95% high", "share"),
-    )
-    note = (
-        "Published Table 2 beside ours, group layout. Its 0% says that the group in flight was killed before its commit, which is so by "
-        "construction, in every mode; whether recovery works is said by the last two columns of ours. Its after_model is a model file cut in "
-        f"half and a writer that goes on; here the process dies at {AFTER_MODEL}. The published intervals are Clopper-Pearson's. "
-        "The published study killed no atomic writer."
-    )
-    return Table("published", "Killed at the published points: what becomes of the group being saved", columns, tuple(rows), note)
-
-
-def _printed(mode: str, condition: str, strategy: str) -> dict[str, Any]:
+def _printed(group: Group) -> dict[str, Any]:
     """The published study wrote from one process and killed no atomic writer."""
-    key = ("unsafe" if mode == "unsafe" else "atomic", condition) if STRATEGIES.of(strategy).writes_in_step else ("", "")
-    ok, total, low, high = PRINTED.get(key, (None, None, None, None))
-    return {"published_ok": ok, "published_n": total, "published_low": low, "published_high": high}
+    facts = group[0].facts
+    key = ("unsafe" if facts["mode"] == "unsafe" else "atomic", _CONDITION_AT[facts["point"]])
+    ok, of, low, high = PRINTED.get(key, (None,) * 4) if STRATEGIES.of(facts["strategy"]).writes_in_step else (None,) * 4
+    return {"published_ok": ok, "published_n": of, "published_low": low, "published_high": high}
+
+
+_PUBLISHED = TableSpec(
+    "published",
+    "Killed at the published points: what becomes of the group being saved",
+    ("point",),
+    by=(value("condition", "condition", lambda r: f"{r.facts['mode']}@{_CONDITION_AT[r.facts['point']]}"), fact("strategy", "strategy")),
+    columns=(
+        share(lambda mine: count(mine, "new"), len, "OK: the group being saved is usable"),
+        cell("previous", "recovered the previous one", "count", lambda mine: count(mine, "previous")),
+        cell("whole", "recovered a whole one", "share", lambda mine: whole(mine) / len(mine)),
+        Cells(
+            (
+                *(Column("published_ok", "published OK", "count"), Column("published_n", "published of", "count")),
+                *(Column("published_low", "published 95% low", "share"), Column("published_high", "published 95% high", "share")),
+            ),
+            _printed,
+        ),
+    ),
+    note="Published Table 2 beside ours, group layout. Its 0% says that the group in flight was killed before its commit, which is so by "
+    "construction, in every mode; whether recovery works is said by the last two columns of ours. Its after_model is a model file cut in "
+    f"half and a writer that goes on; here the process dies at {AFTER_MODEL}. The published intervals are Clopper-Pearson's. "
+    "The published study killed no atomic writer.",
+    where=lambda r: _in_group(r) and r.facts["point"] in _CONDITION_AT,
+    sort=lambda r: (WRITE_MODES.index(r.facts["mode"]), list(_CONDITION_AT).index(r.facts["point"])),
+)
 
 
 def _reasons(results: Results) -> Table:
@@ -161,9 +155,8 @@ def _reasons(results: Results) -> Table:
 
 
 def _phases(results: Results) -> Table:
-    found = Records(results.records)
-    rows = tuple({"phase": phase, **counts} for phase, counts in phase_counts(found).items())
-    columns = (Column("phase", "last point passed"), *(Column(mode, mode, "count") for mode in found.modes))
+    rows = tuple({"phase": phase, **counts} for phase, counts in phase_counts(results).items())
+    columns = (Column("phase", "last point passed"), *(Column(mode, mode, "count") for mode in modes(results)))
     note = "Behind the last point of a save comes the look at its predecessor by the next one."
     return Table("phases", "Where the random kills fell", columns, rows, note)
 
@@ -194,7 +187,7 @@ _OUTCOMES = outcomes({outcome: outcome.replace("_", " ") for outcome in OUTCOMES
 _REFUSED = count_of("refused", "refused a half one", _refused)
 
 TABLES = (
-    _published,
+    _PUBLISHED,
     TableSpec(
         "outcomes",
         "What recovery finds after a death at each point",
@@ -245,21 +238,22 @@ TABLES = (
 
 def gates(results: Results) -> Iterator[Gate]:
     """The gates. Each names the trials that miss it."""
-    found = Records(results.records)
-    went_on = [*found.points, *found.calls]  # after a random kill no further save is made
-    groups = [r for r in found.crashes if r.facts["layout"] == "group" and write_mode(r.facts["mode"]).atomic]  # other modes may leave partial ones
-    visible = [r for r in found.planted if r.found["seen"]]
+    points, killed = results.of("point"), crashes(results)
+    went_on = results.of("point", "call")  # after a random kill no further save is made
+    groups = [r for r in killed if _in_group(r) and write_mode(r.facts["mode"]).atomic]  # other modes may leave partial ones
+    planted = results.of("planted")
+    visible = [r for r in planted if r.found["seen"]]
     missed = [r for r in visible if not r.found["found"]]
-    yield none_bad("silent_wrong", found.crashes, _ended("silent_wrong"), "trials recovered something that was never saved")
-    yield none_bad("lost_ack", found.crashes, _ended("lost_ack", "lost_all"), "trials lost an acknowledged checkpoint")
-    yield none_bad("recovered", found.crashes, _ended("detected", "untyped", "hung"), "trials stopped the recovery")
+    yield none_bad("silent_wrong", killed, _ended("silent_wrong"), "trials recovered something that was never saved")
+    yield none_bad("lost_ack", killed, _ended("lost_ack", "lost_all"), "trials lost an acknowledged checkpoint")
+    yield none_bad("recovered", killed, _ended("detected", "untyped", "hung"), "trials stopped the recovery")
     wrong_one = "trials recovered the wrong one of the new and the previous checkpoint"
-    yield none_bad("survivor", found.points, lambda r: r.found["outcome"] != r.facts["survivor"], wrong_one)
+    yield none_bad("survivor", points, lambda r: r.found["outcome"] != r.facts["survivor"], wrong_one)
     yield none_bad("again", went_on, lambda r: r.found["again"] or r.found["left"], "trials stood in the way of the next attempt")
-    yield none_bad("hit", found.crashes, lambda r: not r.found["hit"], "trials were not killed where they should be")
+    yield none_bad("hit", killed, lambda r: not r.found["hit"], "trials were not killed where they should be")
     if groups:
         yield none_bad("half", groups, lambda r: r.found["half"], "trials left half a group under a name that counts in an atomic mode")
-    if found.planted:
+    if planted:
         yield Gate("planted", bool(visible) and not missed, f"planted {len(visible) - len(missed)}/{len(visible)} found{named(missed)}")
 
 
@@ -271,17 +265,17 @@ FIGURES = (atomicity, recovery, breakdown, phases)
 
 
 def notes(results: Results, in_memory: bool) -> tuple[str, ...]:
-    found = Records(results.records)
     place = "in memory (tmpfs)" if in_memory else "beside their records"
     notes = [
         f"The trials lay {place}. A killed process leaves the page cache to the system, so no trial here can tell a mode that syncs from one that "
         "does not, and the kind of disk plays no part: see the study power-loss.",
     ]
-    lost = [r for r in found.kills if violation(r.found)]
-    each = min((sum(r.facts["mode"] == mode for r in found.kills) for mode in found.modes), default=0)
+    kills = results.of("kill")
+    lost = [r for r in kills if violation(r.found)]
+    each = min((sum(r.facts["mode"] == mode for r in kills) for mode in modes(results)), default=0)
     if each and not lost:
         notes.append(
-            f"0 of {len(found.kills)} kills at a random moment lost an acknowledged checkpoint or brought back a wrong one: with {each} in each "
+            f"0 of {len(kills)} kills at a random moment lost an acknowledged checkpoint or brought back a wrong one: with {each} in each "
             f"mode, the probability per such kill is below {upper_bound(each):.2%} (one-sided exact 95%) in each."
         )
     return tuple(notes)

@@ -17,7 +17,7 @@ from ecrl_cli.storage.fault_injecting_fs import Fault
 from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.studies.frame.gates import mutants_found
 from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, asked, planted
-from ecrl_cli.studies.frame.tables import TableSpec, count, fact, mutants_table, size, total, value, yes
+from ecrl_cli.studies.frame.tables import TableSpec, count, fact, mutants_table, size, sums, total, value, yes
 from ecrl_cli.studies.io_errors import full_disk, strace_faults
 from ecrl_cli.studies.io_errors.cases import FAULTS, Seen, run_cases
 from ecrl_cli.studies.io_errors.full_disk import PAGE, FullDisk, Room
@@ -189,7 +189,7 @@ def _gates(results: Results) -> Iterator[Gate]:
 
 def _notes(results: Results) -> Iterator[str]:
     if calls := results.of("calls"):
-        cases, stepped = (sum(record.found[key] for record in calls) for key in ("cases", "stepped_back"))
+        cases, stepped = sums(calls, "cases", "stepped_back").values()
         yield f"{cases} cases are all calls of these operations on one small store in each fault: a count, not a sample, hence no interval."
         yield (
             f"In {stepped} cases recovery passed over a checkpoint that the disk would not show (EIO, ESTALE, ...), by name, and took an older one: "

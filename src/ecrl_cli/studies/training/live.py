@@ -30,6 +30,7 @@ from ecrl_cli.records.survivor_records import SURVIVORS
 from ecrl_cli.studies.frame.gates import mutants_found
 from ecrl_cli.studies.frame.result import upper_bound
 from ecrl_cli.studies.frame.study import Results, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.tables import sums
 from ecrl_cli.studies.mutants.recovery import LIVE_BUGS
 from ecrl_cli.studies.training.failures import available
 from ecrl_cli.studies.training.live_invariants import LOOKS, RunHistory, elsewhere, read_history, sockets
@@ -300,7 +301,7 @@ def _notes(results: Results) -> Iterator[str]:
     tried = runs(results)
     if not tried:
         return
-    total = {name: sum(record.found[name] for record in tried) for name in ("attempts", "went_on", "joined", "redone", "lost")}
+    total = sums(tried, "attempts", "went_on", "joined", "redone", "lost")
     injected = sum(len(record.found["fired"]) for record in tried)
     yield (
         f"{injected} failures were injected in {len(tried)} runs, which took {total['attempts']} attempts; into {total['went_on']} of these "
