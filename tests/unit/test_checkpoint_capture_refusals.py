@@ -166,3 +166,30 @@ def test_what_is_restored_lacks_nothing(run: Run) -> None:
     for name in ("scheduler", "sampler", "line_chain", "global_step"):
         with pytest.raises(KeyError, match=name):
             run.train_state.become(tensors, {key: value for key, value in train.items() if key != name})
+
+
+def test_a_staging_buffer_has_room_for_the_torch_file_and_for_nothing_else(run: Run) -> None:
+    gathered = run.train_state.gather(NOWHERE)
+    for suffix, extra in (("", 0), (".safetensors", 0), (".pt", 2**20)):
+        planner = CapturePlanner(run.train_state, suffix)
+        layout = planner.refresh(gathered)
+        assert extra <= layout.nbytes - layout.plan.nbytes < extra + 2**18 and layout.nbytes % BLOCK == 0
+    slot = StagingBuffer(Memory.create(layout.nbytes), layout, torch.device("cpu"))
+    slot.capture(planner.found)
+    assert slot.serialize(b"{}") <= layout.nbytes - layout.plan.nbytes
+    slot.close()
+
+
+def test_looking_for_the_state_of_an_optimizer_that_has_none_makes_none() -> None:
+    """Its state is a dictionary that makes what is asked for: the first step would find it there."""
+    fresh = Run("adamw")
+    names = [source.name for source in fresh.train_state.sources()]
+    assert not fresh.optimizer.state and not any(name.startswith("optimizer.") for name in names)
+    assert fresh.train_state.signature() == (0, 0)
+    fresh.train(1)
+    assert "optimizer.first.weight.exp_avg" in [source.name for source in fresh.train_state.sources()]
+
+
+def test_a_lone_rank_has_its_own_state_alone(run: Run) -> None:
+    (state,) = run.train_state.rank_states(run.progress())
+    assert state == run.train_state.rank_digests(run.progress()).rank and state.rank == 0

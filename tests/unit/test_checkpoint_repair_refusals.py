@@ -17,6 +17,7 @@ from ecrl_cli.checkpoint.repair.damage import BitFlip
 from ecrl_cli.checkpoint.repair.diagnose import diagnose
 from ecrl_cli.checkpoint.repair.record_repair import rebuild_entry, rebuild_manifest, repair_commit, repair_sidecar
 from ecrl_cli.checkpoint.repair.repair import repair
+from ecrl_cli.checkpoint.repair.scrub import holds_checkpoints
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import READ, PosixFs
 from tests.unit.checkpoint_support import commit, flip, image, store_at
@@ -58,6 +59,30 @@ def image_of_chunks() -> Any:
     from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 
     return synthetic_image(1, 6, synthetic_plan(300_000, 200_000))
+
+
+@pytest.mark.parametrize(("start", "changed"), [(0, {7: 3}), (100, {4: 1, 0: 1}), (108, {}), (92, {8: 1, 12: 1})])
+def test_bits_are_turned_back_where_they_lie_in_the_file(start: int, changed: dict[int, int]) -> None:
+    """Of a piece of eight bytes, or more, that begins at `start`."""
+    flips = (BitFlip(7, 3), BitFlip(100, 1), BitFlip(104, 1))
+    size = 16 if start == 92 else 8
+    right = bytearray(size)
+    for place, bit in changed.items():
+        right[place] ^= 1 << bit
+    assert bytes(damage.corrected(memoryview(bytes(size)), start, flips)) == bytes(right)
+
+
+@pytest.mark.parametrize(
+    ("name", "holds"),
+    [
+        *((name, True) for name in ("step_00000006", "step_00000006.pt", "step_00000006.json", "latest.json", "latest_ok", ".attempt")),
+        *((name, True) for name in (".rejected_step_00000006.0badcafe", ".stage_00000006.0.0badcafe", ".trash_step_00000006.0badcafe")),
+        *((name, False) for name in ("step_6", "step_00000006.txt", "notes.json", ".hidden")),
+    ],
+)
+def test_a_folder_holds_checkpoints_by_its_names(tmp_path: Path, name: str, holds: bool) -> None:
+    (tmp_path / name).touch()
+    assert holds_checkpoints(tmp_path) == holds
 
 
 def test_what_is_no_checkpoint_by_its_name_is_not_looked_at(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -102,6 +103,19 @@ def test_only_a_full_disk_makes_a_failed_save_retire(layout: RunLayout, monkeypa
     monkeypatch.setattr(store, "retire", lambda: asked.append(1) or ())
     assert save_and_record(store, image(6), 0, log) is False
     assert len(asked) == retires and [line[:2] for line in lines(layout)] == [("failed", 6)] and "step 6 was not saved" in log.failure
+
+
+def test_a_pointer_that_cannot_be_moved_is_on_record_beside_the_commit_until_one_can(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, log, right = store_at(layout.root), log_of(layout), CheckpointStore.point
+
+    def refused(*arguments: Any) -> Any:
+        raise StorageError.of("link", "it", OSError(errno.EIO, "no"))
+
+    monkeypatch.setattr(CheckpointStore, "point", refused)
+    assert save_and_record(store, image(6), 0, log) is True and log.failure == ""
+    monkeypatch.setattr(CheckpointStore, "point", right)
+    assert save_and_record(store, image(12), 0, log) is True
+    assert [line[:2] for line in lines(layout)] == [("committed", 6), ("pointer_failed", 6), ("committed", 12)] and "EIO" in lines(layout)[1][2]
 
 
 def test_a_defect_in_a_save_is_an_outcome_on_record(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +268,34 @@ def test_memory_that_does_not_suffice_is_a_reason_to_refuse() -> None:
         raise MemoryError
 
 
+PARTS = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "train.json")
+WRITTEN = [point for name in PARTS for point in (f"half_part:{name}", f"after_part:{name}")]
+POINTED = [f"{when}_{what}" for when, what in (("before", "pointer"), ("before", "pointer_rename"), ("between", "pointers"))]
+POINTED += ["before_link_rename", "before_pointer_sync", "after_pointer"]
+TRASHED = ["before_trash", "half_trash", "after_trash"]
+
+
+def test_a_group_passes_every_point_at_which_a_writer_may_die_in_order(tmp_path: Path) -> None:
+    store, passed = store_at(tmp_path), list[str]()
+    for step in (6, 12):
+        commit(store, step)
+    store.crash_point = passed.append
+    commit(store, 18)
+    written = ["before_stage", *WRITTEN, "before_manifest", "half_manifest", "before_commit", "half_commit", "after_commit"]
+    installed = ["before_stage_sync", "before_rename", "after_rename", "after_root_sync"]
+    assert passed == [*written, *installed, *POINTED, *TRASHED]
+
+
+def test_a_single_file_passes_its_points_in_order(tmp_path: Path) -> None:
+    store, passed, name = store_at(tmp_path), list[str](), "step_00000018.safetensors"
+    for step in (6, 12):
+        commit(store, step, single=True)
+    store.crash_point = passed.append
+    commit(store, 18, single=True)
+    written = ["before_stage", f"half_part:{name}", f"after_part:{name}", "before_commit", "half_commit", "after_commit"]
+    assert passed == [*written, "before_rename", "between_renames", "after_rename", "after_root_sync", *POINTED, *TRASHED]
+
+
 # Rank 0's end of the connection
 
 
@@ -322,3 +364,16 @@ def test_a_buffer_whose_memory_did_not_arrive_is_told(layout: RunLayout) -> None
         writer.send({"kind": "grant", "slot": 0, "nbytes": 4096, "memory": True})
         with pytest.raises(StorageError, match="too many open files"):
             client.take()
+
+
+def test_who_waits_for_a_message_waits_for_the_whole_of_it() -> None:
+    left, right = (Channel(end) for end in socket.socketpair())
+    received: list[Any] = []
+    left.socket.sendall(b'{"a":')
+    thread = threading.Thread(target=lambda: received.append(right.receive(wait=True)))
+    thread.start()
+    left.socket.sendall(b"1}\n")
+    thread.join()
+    assert received == [[{"a": 1}]]
+    left.close()
+    right.close()
