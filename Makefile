@@ -50,7 +50,7 @@ bench: $(READY)  ## measure: checkpoint stall, the store, the scrub, answers to 
 	$(VENV)/bin/python bench/store.py
 	$(VENV)/bin/python bench/scrub.py
 	$(VENV)/bin/python bench/bad_input.py
-	$(VENV)/bin/python bench/audit.py
+	$(VENV)/bin/python -m bench.audit
 	$(VENV)/bin/python -m bench.page
 	$(VENV)/bin/python -m bench.in_memory
 	$(VENV)/bin/python bench/replicas.py

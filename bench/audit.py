@@ -1,4 +1,4 @@
-"""What recording costs a job: `python bench/audit.py` measures, in one run with interleaved arms, and prints JSON.
+"""What recording costs a job: `python -m bench.audit` measures, in one run with interleaved arms, and prints JSON.
 
 Two jobs: steps of about 10 ms, recorded without digests; steps of about 50 ms with 10 million parameters and AdamW, recorded with digests of
 parameters and optimizer state after every step. Each job runs as three processes of its own: undisturbed, undisturbed again (the A/A control) and
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.runs import machine
+from bench.stall import median_ratio
+
 from ecrl_cli.audit.runner import install_recorder
-from ecrl_cli.linux.clock import monotonic
 
 ARMS = ("bare", "bare again", "recorded")
 
@@ -41,54 +42,6 @@ class Case:
 CASES = (Case("no digests, 10 ms", 64, 10.0, 0, 1.03), Case("digests every step, 50 ms, 10 M parameters", 1830, 50.0, 1, 1.10))
 
 
-def job(width: int, step_ms: float) -> None:
-    """Reads the number of steps to do from standard input, line by line, and answers with the seconds of each."""
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, TensorDataset
-
-    torch.set_num_threads(1)
-    torch.manual_seed(1)
-    model = nn.Sequential(*[nn.Linear(width, width) for _ in range(3)])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    data = TensorDataset(torch.randn(4096, width))
-    filler = torch.randn(128, 128)
-
-    def batches() -> Any:
-        while True:
-            yield from DataLoader(data, batch_size=4)
-
-    source = batches()
-
-    def step(fill: int) -> float:
-        began = monotonic()
-        (x,) = next(source)
-        loss = model(x).square().mean()
-        loss.backward()
-        for _ in range(fill):
-            filler @ filler
-        optimizer.step()
-        optimizer.zero_grad()
-        return monotonic() - began
-
-    fill = 0
-    for line in sys.stdin:
-        words = line.split()
-        if words[0] == "calibrate":  # how many multiplications fill the step up
-            own = statistics.median(step(0) for _ in range(20))
-            began = monotonic()
-            for _ in range(200):
-                filler @ filler
-            one = (monotonic() - began) / 200
-            sys.stdout.write(json.dumps(max(0, int((step_ms / 1000 - own) / one))) + "\n")
-        elif words[0] == "fill":
-            fill = int(words[1])
-            sys.stdout.write("null\n")
-        else:
-            sys.stdout.write(json.dumps([step(fill) for _ in range(int(words[1]))]) + "\n")
-        sys.stdout.flush()
-
-
 class Worker:
     """One process of a job."""
 
@@ -96,7 +49,7 @@ class Worker:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         if recorder is not None:
             environment |= {"PYTHONPATH": str(recorder), "ECRL_RECORD": str(folder), "ECRL_DIGESTS": str(case.digests), "ECRL_ATTEMPT": "0"}
-        command = [sys.executable, str(Path(__file__)), "--job", str(case.width), str(case.step_ms)]
+        command = [sys.executable, str(Path(__file__).with_name("recorded_job.py")), str(case.width), str(case.step_ms)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
     def ask(self, words: str) -> Any:
@@ -133,8 +86,7 @@ def measure(case: Case, rounds: int, steps: int, folder: Path) -> dict[str, Any]
     assert len(recorded) == (rounds + 1) * steps and all(bool(line.get("params")) == bool(case.digests) for line in recorded), (
         "not recorded as planned"
     )
-    ratio = statistics.median(a / b for a, b in zip(medians["recorded"], medians["bare"], strict=True))
-    control = statistics.median(a / b for a, b in zip(medians["bare again"], medians["bare"], strict=True))
+    ratio, control = median_ratio(medians, "recorded", "bare"), median_ratio(medians, "bare again", "bare")
     return {
         "step_ms": {arm: round(1000 * statistics.median(values), 3) for arm, values in medians.items()},
         "recorded / bare": round(ratio, 4),
@@ -150,17 +102,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--steps", type=int, default=20, help="of a block")
-    parser.add_argument("--job", nargs=2, metavar=("WIDTH", "MS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.job:
-        job(int(options.job[0]), float(options.job[1]))
-        return
     found = {}
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
             found[case.name] = measure(case, options.rounds, options.steps, Path(folder))
-    machine = {"machine": platform.machine(), "python": platform.python_version(), "load": os.getloadavg()[0]}
-    print(json.dumps({**machine, "rounds": options.rounds, "steps": options.steps, "cases": found}, indent=2))
+    print(json.dumps({"bench": "audit", "cases": found, "rounds": options.rounds, "steps": options.steps, "machine": machine()}, indent=2))
 
 
 if __name__ == "__main__":

@@ -303,9 +303,9 @@ def recorder() -> Optional[StepRecorder]:
     return _recorder
 
 
-def quietly(what: str, work: Callable[[StepRecorder], Any]) -> Any:
-    """Do `work` for the record: what fails there is recorded as trouble, and the job goes on."""
-    found = recorder()
+def quietly(what: str, work: Callable[[StepRecorder], Any], found: Optional[StepRecorder] = None) -> Any:
+    """Do `work` for the record: what fails there is recorded as trouble, and the job goes on. `found`: the recorder, where it is known."""
+    found = found or recorder()
     if found is None:
         return None
     try:
@@ -359,9 +359,9 @@ def patch_optimizer(module: Any) -> None:
     told(module.Optimizer, "load_state_dict", "Optimizer.load_state_dict")
 
 
-def strike_through(what: str, work: Callable[[StepRecorder], Any]) -> None:
+def strike_through(what: str, work: Callable[[StepRecorder], Any], found: Optional[StepRecorder] = None) -> None:
     """As `quietly`, but a planned failure that is an exception goes through to the job."""
-    found = recorder()
+    found = found or recorder()
     if found is None:
         return
     try:
@@ -378,15 +378,16 @@ def patch_backward(torch: Any) -> None:
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
-        if recorder() is None:
+        found = recorder()
+        if found is None:
             return original(*args, **kwargs)
         tensors = args[0] if args else kwargs.get("tensors")
         loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
         try:
-            strike_through("backward", lambda found: found.backward_begins(loss))
+            strike_through("backward", lambda found: found.backward_begins(loss), found)
             return original(*args, **kwargs)
         finally:
-            quietly("backward", lambda found: found.backward_ends())
+            quietly("backward", lambda found: found.backward_ends(), found)
 
     torch.autograd.backward = backward
 
@@ -424,17 +425,18 @@ def follow_loader(kind: Any) -> None:
 
     @functools.wraps(original)
     def following(self: Any) -> Any:
-        if recorder() is None or getattr(_own, "inside", False):
+        found = recorder()
+        if found is None or getattr(_own, "inside", False):
             return original(self)  # one fetch, however many iterators wrap one another
         _own.inside = True
         try:
             value = original(self)
         except StopIteration:
-            quietly("loader", lambda found: found.exhausted(loader_of(self)))
+            quietly("loader", lambda found: found.exhausted(loader_of(self)), found)
             raise
         finally:
             _own.inside = False
-        quietly("batch", lambda found: found.fetched(loader_of(self), ids_of(self), value))
+        quietly("batch", lambda found: found.fetched(loader_of(self), ids_of(self), value), found)
         return value
 
     kind.__next__ = following

@@ -1,4 +1,5 @@
-"""The record of one process: JSON lines, one file per process, written straight to the kernel so that a kill loses no line.
+"""The record of one process: JSON lines, one file per process, written straight to the kernel so that a kill loses no line but those of batches
+that no step has consumed yet.
 
 Format 1 (documented in docs/recording.md; unknown keys are allowed):
 
@@ -23,6 +24,7 @@ from typing import Any, Dict, List, Optional
 
 FORMAT = 1
 FOLDER, ATTEMPT = "ECRL_RECORD", "ECRL_ATTEMPT"
+_HELD_S = 1.0  # how long a batch may wait to be written: the auditor takes a record that does not grow for a job that hangs
 MAX_IDS = 1_000_000  # of one batch: more are not written out
 
 _current: Optional["Recording"] = None
@@ -85,21 +87,26 @@ class Recording:
         self.watched: Dict[str, Any] = {}
         self._fd = -1
         self._rank = 0
+        self._held: List[str] = []  # batches that wait for the next line
+        self._wrote = 0.0
 
     @property
     def rank(self) -> int:
         return self._rank if self._fd >= 0 else rank_of_this_process()
 
     def write(self, record: str, /, **fields: Any) -> None:
-        """Append one line. What cannot be written is given up once, with a word on standard error."""
+        """Append one line; that of a batch goes with the next one, up to a second later. What cannot be written is given up once, with a word on
+        standard error."""
         if self.broken:
             return
         try:
             if self._fd < 0:
                 self._open()
-            line = {"type": record, "at": time.monotonic(), "time": time.time()}
-            line.update(fields)
-            os.write(self._fd, (_encode(line) + "\n").encode("utf-8", "replace"))
+            now = time.monotonic()
+            self._held.append(_encode({"type": record, "at": now, "time": time.time(), **fields}) + "\n")
+            if record != "batch" or now - self._wrote > _HELD_S:
+                os.write(self._fd, "".join(self._held).encode("utf-8", "replace"))
+                self._held, self._wrote = [], now
         except Exception as error:
             self.broken = True
             sys.stderr.write("ecrl: this process is no longer recorded (%s: %s)\n" % (type(error).__name__, error))

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import ecrl
-from ecrl import digests
+from ecrl import digests, recording
 from ecrl.recording import Recording
 from ecrl.strikes import Strikes
 from ecrl_cli.audit.audit import judge_folder
@@ -282,6 +282,24 @@ def test_a_session_writes_what_a_judge_can_read(monkeypatch: pytest.MonkeyPatch,
     (only,) = read_arm(tmp_path / "arm").processes
     assert [(step.number, step.declared, step.samples, step.losses) for step in only.steps] == [(1, True, ("1", "2"), (0.5,))]
     assert only.saves[0]["path"] == "last.pt"
+
+
+def test_a_batch_is_written_with_the_step_that_consumes_it_or_a_second_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One write for each step; a job that only reads data must not look as if it hung."""
+    record = Recording(str(tmp_path))
+
+    def written() -> list[str]:
+        return [json.loads(line)["type"] for path in tmp_path.rglob("*.jsonl") for line in path.read_text().splitlines()]
+
+    record.write("step", step=1)
+    record.write("batch", n=1)
+    assert written() == ["process", "step"]
+    record.write("step", step=2)
+    assert written() == ["process", "step", "batch", "step"]
+    record.write("batch", n=2)
+    monkeypatch.setattr(recording, "_HELD_S", -1.0)
+    record.write("batch", n=3)
+    assert written()[4:] == ["batch", "batch"]
 
 
 def test_a_folder_that_cannot_be_written_stops_the_record_and_not_the_job(

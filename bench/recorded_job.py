@@ -1,0 +1,63 @@
+"""The job that bench/audit.py records: `python bench/recorded_job.py WIDTH MS` reads orders from standard input, line by line, and answers each with
+one line of JSON: `calibrate` (how many multiplications fill a step up to MS), `fill N` (do so many in each), `steps N` (the seconds of each of N).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def main(width: int, step_ms: float) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    model = nn.Sequential(*[nn.Linear(width, width) for _ in range(3)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    data = TensorDataset(torch.randn(4096, width))
+    filler = torch.randn(128, 128)
+
+    def batches() -> Any:
+        while True:
+            yield from DataLoader(data, batch_size=4)
+
+    source = batches()
+
+    def step(fill: int) -> float:
+        began = time.monotonic()
+        (x,) = next(source)
+        loss = model(x).square().mean()
+        loss.backward()
+        for _ in range(fill):
+            filler @ filler
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.monotonic() - began
+
+    def multiplied() -> float:
+        began = time.monotonic()
+        for _ in range(20):
+            filler @ filler
+        return (time.monotonic() - began) / 20
+
+    fill = 0
+    for line in sys.stdin:
+        words = line.split()
+        if words[0] == "calibrate":  # how many multiplications fill the step up
+            own, one = min(step(0) for _ in range(50)), min(multiplied() for _ in range(50))
+            sys.stdout.write(json.dumps(max(0, int((step_ms / 1000 - own) / one))) + "\n")
+        elif words[0] == "fill":
+            fill = int(words[1])
+            sys.stdout.write("null\n")
+        else:
+            sys.stdout.write(json.dumps([step(fill) for _ in range(int(words[1]))]) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]))
