@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from ecrl_cli.errors import EvidenceMissing, StorageError
+from ecrl_cli.report.figures.export import picture_files
 from ecrl_cli.report.figures.runs import run_pictures
 from ecrl_cli.report.figures.studies import study_pictures
 from ecrl_cli.report.formats import harmless, printable
@@ -52,60 +53,61 @@ def report(dirs: list[Path], out: Path | None = None, other: Path | None = None,
     RunDirectoryError for a path that is neither run nor study; RecordError for a damaged study result; EvidenceMissing if there are no
     numbers; StorageError if `out` cannot be written.
     """
-    there = find_inputs(dirs)
-    shown = compare(parallel_map(partial(read_run, judge_anew=judge_anew), there.runs))
-    studies = read_studies(there.studies)
-    if not any(run.metrics for run in shown.runs) and not any(study.result for study in studies):
-        raise _nothing(shown, studies)
-    beside = read_sweep_diff(shown, dirs, other, judge_anew) if other else None
+    inputs = find_inputs(dirs)
+    comparison = compare(parallel_map(partial(read_run, judge_anew=judge_anew), inputs.runs))
+    studies = read_studies(inputs.studies)
+    if not any(run.metrics for run in comparison.runs) and not any(study.result for study in studies):
+        raise _no_numbers(comparison, studies)
+    diff = read_sweep_diff(comparison, dirs, other, judge_anew) if other else None
     folder = destination(dirs, out)
-    _write(folder, contents(shown, studies, beside), out is not None)
+    _write(folder, contents(comparison, studies, diff), out is not None)
     page = folder / "index.html"
-    lines = against_lines(beside) if beside else []
+    lines = against_lines(diff) if diff else []
     lines += [line for study in studies for line in terminal_study(study, ALONE if len(studies) == 1 else AMONG_OTHERS)]
-    code = _code(shown, studies, beside)
-    text = "\n".join([*(printable(line) for line in lines), terminal(shown, page)])
-    return ReportResult(page, text, code, shown.notes + (beside.theirs.notes if beside else ()))
+    code = _exit_code(comparison, studies, diff)
+    text = "\n".join([*(printable(line) for line in lines), terminal(comparison, page)])
+    return ReportResult(page, text, code, comparison.notes + (diff.theirs.notes if diff else ()))
 
 
-def _code(shown: Comparison, studies: Sequence[StudyResult], beside: SweepDiff | None) -> int:
-    return worst_code([shown.exit_code, *([beside.theirs.exit_code] if beside else []), *(study.exit_code for study in studies)])
+def _exit_code(comparison: Comparison, studies: Sequence[StudyResult], diff: SweepDiff | None) -> int:
+    return worst_code([comparison.exit_code, *([diff.theirs.exit_code] if diff else []), *(study.exit_code for study in studies)])
 
 
-def _nothing(shown: Comparison, studies: Sequence[StudyResult]) -> EvidenceMissing:
-    if not shown.runs:
+def _no_numbers(comparison: Comparison, studies: Sequence[StudyResult]) -> EvidenceMissing:
+    if not comparison.runs:
         names = ", ".join(study.input.name for study in studies[:3])
         return EvidenceMissing("report", f"no result.json in {names}", "the same `ecrl study` command goes on and writes it")
-    reasons = "; ".join(f"{run.name}: {run.reason}" for run in shown.runs[:3])
+    reasons = "; ".join(f"{run.name}: {run.reason}" for run in comparison.runs[:3])
     return EvidenceMissing("report", f"no run has metrics ({reasons})", "let a run reach its end first")
 
 
-def contents(shown: Comparison, studies: Sequence[StudyResult] = (), beside: SweepDiff | None = None) -> dict[str, bytes]:
+def contents(comparison: Comparison, studies: Sequence[StudyResult] = (), diff: SweepDiff | None = None) -> dict[str, bytes]:
     """Every file of the report by its path in the folder; the page last, so that all its links exist."""
-    published = replication().publication(shown) if shown.runs else None
-    drawn = Figures(run_pictures(shown), {study.ident: study_pictures(study) for study in studies})
-    summary = _said(shown, studies)
-    files = {f"figures/{picture.name}.{kind}": data for picture in drawn.every for kind, data in (("png", picture.png), ("pdf", picture.pdf))}
-    if shown.runs:
-        files |= {name: csv_of(records_table(rows(shown))) for name, rows in CSV_FILES.items()}
+    published = replication().publication(comparison) if comparison.runs else None
+    figures = Figures(run_pictures(comparison), {study.ident: study_pictures(study) for study in studies})
+    summary = _summary(comparison, studies)
+    files = picture_files(figures.every)
+    if comparison.runs:
+        files |= {name: csv_of(records_table(rows(comparison))) for name, rows in CSV_FILES.items()}
     files |= published.files if published else {}
     for study in studies:
         files |= csv_files(study)
-    files |= against_files(beside) if beside else {}
-    document = as_document(shown, summary.headline, summary.sentences) | {"exit_code": _code(shown, studies, beside)}
+    files |= against_files(diff) if diff else {}
+    document = as_document(comparison, summary.headline, summary.sentences) | {"exit_code": _exit_code(comparison, studies, diff)}
     document |= {"studies": [study_document(study) for study in studies]} if studies else {}
-    document |= {"against": against_document(beside)} if beside else {}
+    document |= {"against": against_document(diff)} if diff else {}
     files["report.json"] = (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
-    sections_markdown = [markdown_study(study, [picture.name for picture in drawn.studies[study.ident]]) for study in studies]
-    files["report.md"] = "\n".join([markdown(shown, summary, [picture.name for picture in drawn.runs]), *sections_markdown]).encode(errors="replace")
-    files["index.html"] = render(shown, studies, summary, drawn, sections(shown, published, beside)).encode(errors="replace")
+    of_studies = [markdown_study(study, [picture.name for picture in figures.studies[study.ident]]) for study in studies]
+    of_runs = markdown(comparison, summary, [picture.name for picture in figures.runs])
+    files["report.md"] = "\n".join([of_runs, *of_studies]).encode(errors="replace")
+    files["index.html"] = render(comparison, studies, summary, figures, sections(comparison, published, diff)).encode(errors="replace")
     return {name: harmless(data.decode()).encode() if name.endswith((".md", ".html")) else data for name, data in files.items()}
 
 
-def _said(shown: Comparison, studies: Sequence[StudyResult]) -> ReportSummary:
+def _summary(comparison: Comparison, studies: Sequence[StudyResult]) -> ReportSummary:
     if not studies:
-        return summarize(shown)
-    return join_summaries(summarize(shown), summarize_studies(studies)) if shown.runs else summarize_studies(studies)
+        return summarize(comparison)
+    return join_summaries(summarize(comparison), summarize_studies(studies)) if comparison.runs else summarize_studies(studies)
 
 
 def _write(folder: Path, files: dict[str, bytes], named: bool) -> None:

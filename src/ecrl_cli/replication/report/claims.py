@@ -97,7 +97,7 @@ def _at_scale(claim: Claim, experiment: Experiment) -> Claim:
 def _claims(found: Sequence[Experiment]) -> list[Claim]:
     told: list[Claim] = []
     for experiment in found:
-        if experiment.ident == "exp4":
+        if experiment.is_matrix:
             effects = [_effect(experiment, effect) for effect in _MATRIX]
             told += [_passed(experiment), *effects, _unanimous(experiment), _heavier(experiment), _write_and_wall(experiment), _restarted(experiment)]
         else:
@@ -157,7 +157,7 @@ def _passed(experiment: Experiment) -> Claim:
     states = [run.verdict.status for run in experiment.runs]
     valid, broken = states.count("valid"), states.count("invalid")
     verdict: Verdict = "contradicted" if broken else "supported" if states and valid == len(states) else "undecided"
-    source = "S0 abstract" if experiment.ident == "exp4" else "S1 section 10"
+    source = "S0 abstract" if experiment.is_matrix else "S1 section 10"
     why = f"{broken} broke a promise, {len(states) - valid - broken} not judged; verdicts are ecrl verify's, which check more than sample ids"
     return Claim(experiment.ident, "every run is correct", source, "1.0000", f"{valid} of {len(states)} valid", verdict, why, len(states))
 

@@ -54,7 +54,7 @@ def published_pictures(found: Sequence[Experiment]) -> tuple[Picture, ...]:
 
 
 def _of(experiment: Experiment) -> list[FigureSpec]:
-    if experiment.ident == "exp4":
+    if experiment.is_matrix:
         return _matrix(experiment)
     values = BY_EXPERIMENT[experiment.ident]
     where = f"experiment {values.ident[-1]}: {values.title} ({experiment.scale})"

@@ -37,10 +37,15 @@ class NewFinding:
 def new_findings(found: Sequence[Experiment], told: Sequence[Claim]) -> list[NewFinding]:
     """Findings experiment by experiment; contradicted claims come first."""
     against = [NewFinding(c.experiment, c.claim, c.published, c.measured, "against", c.n) for c in told if c.verdict == "contradicted" and c.n]
-    return against + [entry for experiment in found if experiment.suites for look in _FINDINGS for entry in look(experiment)]
+    return against + [
+        NewFinding(experiment.ident, *entry) for experiment in found if experiment.suites for look in _FINDINGS for entry in look(experiment)
+    ]
 
 
-def _end_states(experiment: Experiment) -> list[NewFinding]:
+Entry = tuple[str, str, str, str, int]  # a finding without its experiment
+
+
+def _end_states(experiment: Experiment) -> list[Entry]:
     """End states of all runs with failures; a run not compared with its reference counts as unknown."""
     ends = [diverged(run, "final_equal") for run in _counted(experiment) if run.fired]
     alike = sum(isinstance(end, dict) and all(end.values()) for end in ends)
@@ -49,23 +54,23 @@ def _end_states(experiment: Experiment) -> list[NewFinding]:
         return []
     there, of = PUBLISHED.diverged_after_failure.runs, PUBLISHED.diverged_after_failure.of
     matrix = f"{there} of {of} ResNet-50 runs left their reference after the first failure, unseen by its checks (raw logs)"
-    published = matrix if experiment.ident == "exp4" else "correct by sample ids, whatever the state"
+    published = matrix if experiment.is_matrix else "correct by sample ids, whatever the state"
     measured = f"{alike} of {len(ends)} runs with failures end bit for bit as their reference" + (f", {unknown} not compared" if unknown else "")
     whole, known = alike == len(ends), alike + unknown == len(ends)
     title = (
         "recovery keeps the trajectory" if whole else "recovery is not shown to keep the trajectory" if known else "recovery leaves the trajectory"
     )
-    kind = "limit" if known and not whole else "against" if whole and experiment.ident == "exp4" else "beyond"
-    return [NewFinding(experiment.ident, title, published, measured, kind, len(ends))]
+    kind = "limit" if known and not whole else "against" if whole and experiment.is_matrix else "beyond"
+    return [(title, published, measured, kind, len(ends))]
 
 
-def _clocks(experiment: Experiment) -> list[NewFinding]:
+def _clocks(experiment: Experiment) -> list[Entry]:
     pairs = {measure: experiment.pair("ovl", "blk", measure) for measure in CLOCKS}
     measured = "; ".join(f"{CLOCKS[measure]} {words(of_ratios(pair))}" for measure, pair in pairs.items() if pair)
     ours, theirs = PUBLISHED.supervisor_clock_gain.mean, PUBLISHED.first_line_clock_gain
     published = f"published clock {theirs:+.2f}%; launch to target {ours:+.2f}% (recomputed from its raw logs)"
     n = max((pair.n for pair in pairs.values() if pair), default=0)
-    there = published if experiment.ident == "exp4" else "published clock only"
+    there = published if experiment.is_matrix else "published clock only"
     contrasts = [experiment.contrast("ovl", "blk", measure) for measure in CLOCKS]
     signs = {each.sign if each else 0 for each in contrasts}
     if {1, -1} <= signs:
@@ -74,20 +79,20 @@ def _clocks(experiment: Experiment) -> list[NewFinding]:
         found = "has one sign on both clocks"
     else:
         found = "is not statistically distinguishable from none" + (" on one of the clocks" if len(signs) > 1 else "")
-    return [NewFinding(experiment.ident, f"the gain of overlapped {found} (mean of ratios)", there, measured, "beyond", n)] if n else []
+    return [(f"the gain of overlapped {found} (mean of ratios)", there, measured, "beyond", n)] if n else []
 
 
-def _accounted(experiment: Experiment) -> list[NewFinding]:
+def _accounted(experiment: Experiment) -> list[Entry]:
     sums = {key: sum(int(run.metrics.checkpoints[key]) for run in _counted(experiment) if run.metrics) for key in _ENDS}
     ended = ", ".join(f"{count(sums[key])} {key}" for key in _ENDS[1:])
-    matrix = experiment.ident == "exp4"
+    matrix = experiment.is_matrix
     written = f"{PUBLISHED.writes_counted['ovl']} of {PUBLISHED.writes_submitted} writes of an overlapped run are in its total (raw logs)"
     published = written if matrix else "not said"
     measured, kind = f"{count(sums['submitted'])} submitted: {ended}", "against" if matrix else "beyond"
-    return [NewFinding(experiment.ident, "every submitted checkpoint is accounted for", published, measured, kind, len(_counted(experiment)))]
+    return [("every submitted checkpoint is accounted for", published, measured, kind, len(_counted(experiment)))]
 
 
-def _inflight(experiment: Experiment) -> list[NewFinding]:
+def _inflight(experiment: Experiment) -> list[Entry]:
     runs = [run for run in experiment.runs_of("ovl") if run.metrics]
     if not runs:
         return []
@@ -95,68 +100,68 @@ def _inflight(experiment: Experiment) -> list[NewFinding]:
     waited = summary([run.metrics.checkpoints["backpressure_s"] for run in runs if run.metrics])
     measured = f"at most {most} in flight, {duration(waited.mean)} of backpressure per run"
     published = f"at most {PUBLISHED.most_inflight} of 4 in flight (raw logs)"
-    return [NewFinding(experiment.ident, "how far the queue of overlapped writes was used", published, measured, "beyond", len(runs))]
+    return [("how far the queue of overlapped writes was used", published, measured, "beyond", len(runs))]
 
 
-def _saved(experiment: Experiment) -> list[NewFinding]:
+def _saved(experiment: Experiment) -> list[Entry]:
     found = []
     stall, wall = PUBLISHED.table5["stall_s"].difference or 0.0, PUBLISHED.table5["wall_s"].difference or 0.0
     published = (
         f"{share(wall / stall)} of the stall saved ({-stall:.4f} s) is wall time saved, {CLOCKS['goodput_published_clock']}"
-        if experiment.ident == "exp4"
+        if experiment.is_matrix
         else "not said"
     )
     for _, _, saved in overlaps(experiment.comparison, experiment.suites):
         stall_saved, wall_saved = (words(estimate(seconds, sign=True)) for seconds in (saved.stall_saved_s, saved.wall_saved_s))
         measured = f"stall {stall_saved} s, wall {wall_saved} s saved per run, {CLOCKS['goodput']}"
         measured += f": {share(saved.efficiency)}" if saved.efficiency is not None else ""
-        found.append(NewFinding(experiment.ident, "what saving stall is worth", published, measured, "beyond", saved.pairs))
+        found.append(("what saving stall is worth", published, measured, "beyond", saved.pairs))
     return found
 
 
-def _restart_costs(experiment: Experiment) -> list[NewFinding]:
+def _restart_costs(experiment: Experiment) -> list[Entry]:
     restarts = [restart for run in _counted(experiment) for restart in run.restarts]
     if not restarts:
         return []
     phases = {name: sum(restart.seconds[name] for restart in restarts) / len(restarts) for name in restarts[0].seconds}
     told = ", ".join(f"{name} {duration(seconds)}" for name, seconds in sorted(phases.items(), key=lambda item: -item[1])[:4])
     measured = f"{words(estimate(summary([restart.total_s for restart in restarts])))} s ({told})"
-    published = f"{PUBLISHED.restart_gap_s} s in one piece (raw logs)" if experiment.ident == "exp4" else "not said"
-    return [NewFinding(experiment.ident, "what a restart costs, by phase", published, measured, "beyond", len(restarts))]
+    published = f"{PUBLISHED.restart_gap_s} s in one piece (raw logs)" if experiment.is_matrix else "not said"
+    return [("what a restart costs, by phase", published, measured, "beyond", len(restarts))]
 
 
-def _noise(experiment: Experiment) -> list[NewFinding]:
+def _noise(experiment: Experiment) -> list[Entry]:
     found = floors(experiment.comparison, "goodput", experiment.suites)
     if not found:
-        return [NewFinding(experiment.ident, "noise between equal runs", "no A/A arm", "no A/A arm either: add variant=...,ref2", "limit", 0)]
+        return [("noise between equal runs", "no A/A arm", "no A/A arm either: add variant=...,ref2", "limit", 0)]
     told = []
     for floor in found:
         alike = f"{floor.alike} of {floor.alike + floor.differing} end bit for bit alike"
         measured = f"goodput {relative(floor.relative.mean)} on average, {share(floor.largest)} at most; {alike}"
-        told.append(NewFinding(experiment.ident, f"noise between equal runs ({floor.source})", "no A/A arm", measured, "beyond", floor.pairs))
+        told.append((f"noise between equal runs ({floor.source})", "no A/A arm", measured, "beyond", floor.pairs))
     return told
 
 
-def _price(experiment: Experiment) -> list[NewFinding]:
+def _price(experiment: Experiment) -> list[Entry]:
     pair = experiment.pair("ref", "clean", "goodput")
     what, published = "what checkpointing itself costs (reference against clean)", "not said: the reference checkpoints too"
     if pair is None:
-        return [NewFinding(experiment.ident, what, published, "no arm without checkpoints: add variant=clean,...", "limit", 0)]
-    return [NewFinding(experiment.ident, what, published, words(of_means(pair)), "beyond", pair.n)]
+        return [(what, published, "no arm without checkpoints: add variant=clean,...", "limit", 0)]
+    return [(what, published, words(of_means(pair)), "beyond", pair.n)]
 
 
-def _replays(experiment: Experiment) -> list[NewFinding]:
+def _replays(experiment: Experiment) -> list[Entry]:
     runs = [run for run in _counted(experiment) if run.fired and run.metrics]
     if not runs:
         return []
     steps = sum(run.metrics.replayed_steps for run in runs if run.metrics)
     kind = "beyond" if steps else "limit"
-    published = "0 in all 48 runs with failures (raw logs)" if experiment.ident == "exp4" else "not said"
+    published = "0 in all 48 runs with failures (raw logs)" if experiment.is_matrix else "not said"
     why = "" if steps else ": no work was lost, so that losing it is not priced here either"
-    return [NewFinding(experiment.ident, "steps done again", published, plural(steps, "step") + why, kind, len(runs))]
+    return [("steps done again", published, plural(steps, "step") + why, kind, len(runs))]
 
 
-_FINDINGS: tuple[Callable[[Experiment], list[NewFinding]], ...] = (
+_FINDINGS: tuple[Callable[[Experiment], list[Entry]], ...] = (
     _end_states,
     _clocks,
     _accounted,

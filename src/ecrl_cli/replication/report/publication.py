@@ -25,7 +25,7 @@ from ecrl_cli.replication.report.publishable import as_json, publishable_files, 
 from ecrl_cli.replication.report.sample import Experiment, experiments
 from ecrl_cli.replication.report.settings_tables import table2, table3, table4
 from ecrl_cli.replication.report.values import ARMS, repeats
-from ecrl_cli.report.figures.export import Picture
+from ecrl_cli.report.figures.export import Picture, picture_files
 from ecrl_cli.report.formats import plural
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.replication import Publication, PublishedTable
@@ -64,15 +64,15 @@ class ReplicationData:
 def publication(comparison: Comparison) -> Publication:
     """Every file by its path in the report's folder. Raises RecordError, or OSError if a sweep's manifest has vanished since it was read."""
     found = tuple(experiments(comparison))
-    material = ReplicationData(comparison, found, published_tables(found), published_pictures(found))
-    figures = {f"figures/{each.name}.{kind}": data for each in material.pictures for kind, data in (("png", each.png), ("pdf", each.pdf))}
-    return Publication(publishable_files(comparison) | summary_files(material) | _manifests(comparison) | figures, material.tables, material.pictures)
+    replicated = ReplicationData(comparison, found, published_tables(found), published_pictures(found))
+    files = publishable_files(comparison) | summary_files(replicated) | _manifests(comparison) | picture_files(replicated.pictures)
+    return Publication(files, replicated.tables, replicated.pictures)
 
 
 def published_tables(found: Sequence[Experiment]) -> tuple[PublishedTable, ...]:
     """The matrix's tables in order, then those of experiments 1 to 3; none for experiments without a suite at hand."""
-    matrix = [make(experiment) for experiment in found if experiment.ident == "exp4" for make in MATRIX]
-    return tuple(matrix + [experiment_table(experiment) for experiment in found if experiment.ident != "exp4"])
+    matrix = [make(experiment) for experiment in found if experiment.is_matrix for make in MATRIX]
+    return tuple(matrix + [experiment_table(experiment) for experiment in found if not experiment.is_matrix])
 
 
 def _manifests(comparison: Comparison) -> dict[str, bytes]:
@@ -89,33 +89,33 @@ def _manifest(folder: Path) -> bytes:
     return csv_bytes(header, rows)
 
 
-def summary_files(material: ReplicationData) -> dict[str, bytes]:
+def summary_files(replicated: ReplicationData) -> dict[str, bytes]:
     """publication_summary.json and .md; new_findings.csv and .md where a published experiment was repeated."""
-    files = {"publication_summary.json": as_json(_document(material)), "publication_summary.md": _markdown(material).encode()}
-    if material.experiments:
+    files = {"publication_summary.json": as_json(_document(replicated)), "publication_summary.md": _markdown(replicated).encode()}
+    if replicated.experiments:
         names = [field.name for field in fields(NewFinding)]
-        files["new_findings.csv"] = csv_of(records_table([asdict(entry) for entry in material.news], names))
-        files["new_findings.md"] = "\n".join(["# New findings", "", *_findings(material.news)]).encode()
+        files["new_findings.csv"] = csv_of(records_table([asdict(entry) for entry in replicated.news], names))
+        files["new_findings.md"] = "\n".join(["# New findings", "", *_findings(replicated.news)]).encode()
     return files
 
 
-def _document(material: ReplicationData) -> dict[str, Any]:
-    shown = material.comparison
+def _document(replicated: ReplicationData) -> dict[str, Any]:
+    comparison = replicated.comparison
     return {
         "schema_version": SCHEMA_VERSION,
-        "exit_code": shown.exit_code,
-        "code_revisions": sorted({revision(run) for run in shown.runs if run.environment}),
-        "suites": [dict(zip(_KEYS, [str(value) for value in row], strict=True)) for row in _suite_rows(shown)],
+        "exit_code": comparison.exit_code,
+        "code_revisions": sorted({revision(run) for run in comparison.runs if run.environment}),
+        "suites": [dict(zip(_KEYS, [str(value) for value in row], strict=True)) for row in _suite_rows(comparison)],
         "experiments": [
             {"experiment": e.ident, "scale": e.scale, "averaged": e.suites, "refused": e.refused, "missing": e.missing, "setting": e.setting}
-            for e in material.experiments
+            for e in replicated.experiments
         ],
-        "tables": [table_document(table) for table in material.tables],
-        "statistics": summary_rows(shown),
-        "claims": [asdict(claim) for claim in material.claims],
-        "new_findings": [asdict(entry) for entry in material.news],
-        "limits": limits(material.experiments),
-        "figures": [{"name": picture.name, "title": picture.title} for picture in material.pictures],
+        "tables": [table_document(table) for table in replicated.tables],
+        "statistics": summary_rows(comparison),
+        "claims": [asdict(claim) for claim in replicated.claims],
+        "new_findings": [asdict(entry) for entry in replicated.news],
+        "limits": limits(replicated.experiments),
+        "figures": [{"name": picture.name, "title": picture.title} for picture in replicated.pictures],
     }
 
 
@@ -130,45 +130,45 @@ def table_document(published: PublishedTable) -> dict[str, Any]:
     return {"ident": published.ident, "title": table.title, "note": table.note, "columns": labels, "rows": rows, "setting": published.setting}
 
 
-def _suite_rows(shown: Comparison) -> list[Row]:
+def _suite_rows(comparison: Comparison) -> list[Row]:
     rows: list[Row] = []
-    for suite, gates in shown.gates.items():
-        runs = [run for run in shown.runs if run.suite == suite]
+    for suite, gates in comparison.gates.items():
+        runs = [run for run in comparison.runs if run.suite == suite]
         valid = sum(run.verdict.status == "valid" for run in runs)
         failed = ", ".join(gate.name for gate in gates if not gate.passed) or "-"
-        arms = ", ".join(arm.label for arm in shown.of(suite))
-        rows.append((suite or "-", "yes" if all_passed(gates) else "no", shown.scale([suite]), arms, len(runs), valid, failed))
+        arms = ", ".join(arm.label for arm in comparison.of(suite))
+        rows.append((suite or "-", "yes" if all_passed(gates) else "no", comparison.scale([suite]), arms, len(runs), valid, failed))
     return rows
 
 
-def _markdown(material: ReplicationData) -> str:
-    shown = material.comparison
-    lines = ["# Publication summary", "", *_sentences(material), "", "## Suites", ""]
-    lines += [*markdown_of(Table("Suites", SUITE_COLUMNS, tuple(_suite_rows(shown)))), ""]
-    if material.claims:
+def _markdown(replicated: ReplicationData) -> str:
+    comparison = replicated.comparison
+    lines = ["# Publication summary", "", *_sentences(replicated), "", "## Suites", ""]
+    lines += [*markdown_of(Table("Suites", SUITE_COLUMNS, tuple(_suite_rows(comparison)))), ""]
+    if replicated.claims:
         columns = tuple(map(Column, ("Experiment", "Claim", "Published", "Measured", "Verdict", "Why")))
-        lines += markdown_section(Table("Published claims", columns, tuple(claim.row for claim in material.claims)))
-    if material.news:
-        lines += ["## New findings", "", *_findings(material.news)]
-    for table in material.tables:
+        lines += markdown_section(Table("Published claims", columns, tuple(claim.row for claim in replicated.claims)))
+    if replicated.news:
+        lines += ["## New findings", "", *_findings(replicated.news)]
+    for table in replicated.tables:
         lines += [f"## {escaped(table.table.title)}", "", escaped(table.table.note), "", f"What differs: {escaped(table.setting)}", ""]
         lines += [*markdown_of(table.table), ""]
-    lines += [*_section("Figures", [f"![{escaped(p.title)}](figures/{p.name}.png)" for p in material.pictures], "")]
-    lines += [*_section("Limits", [escaped(text) for text in limits(material.experiments)], "- ")]
+    lines += [*_section("Figures", [f"![{escaped(p.title)}](figures/{p.name}.png)" for p in replicated.pictures], "")]
+    lines += [*_section("Limits", [escaped(text) for text in limits(replicated.experiments)], "- ")]
     return "\n".join(lines)
 
 
-def _sentences(material: ReplicationData) -> list[str]:
+def _sentences(replicated: ReplicationData) -> list[str]:
     """Sentences that must precede any number."""
-    suites = material.comparison.gates
+    suites = replicated.comparison.gates
     accepted = sum(all_passed(gates) for gates in suites.values())
     lines = [f"{accepted} of {plural(len(suites), 'suite')} accepted; what is not accepted is listed and not averaged."]
-    if not material.experiments:
+    if not replicated.experiments:
         return [*lines, "None of them is a suite of a published experiment."]
-    verdicts = Counter(claim.verdict for claim in material.claims)
+    verdicts = Counter(claim.verdict for claim in replicated.claims)
     counted = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
-    where = "; ".join(f"{e.ident} at {e.scale}" for e in material.experiments)
-    return [*lines, f"Published experiments repeated: {where}. Of {plural(len(material.claims), 'published claim')}: {counted}."]
+    where = "; ".join(f"{e.ident} at {e.scale}" for e in replicated.experiments)
+    return [*lines, f"Published experiments repeated: {where}. Of {plural(len(replicated.claims), 'published claim')}: {counted}."]
 
 
 def _findings(news: Sequence[NewFinding]) -> list[str]:

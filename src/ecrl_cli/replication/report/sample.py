@@ -42,6 +42,11 @@ class Experiment:
     missing: tuple[str, ...]
 
     @property
+    def is_matrix(self) -> bool:
+        """Whether it is experiment 4, the matrix of eight suites; the others have one suite each."""
+        return self.ident == "exp4"
+
+    @property
     def present(self) -> tuple[str, ...]:
         return (*self.suites, *self.refused)
 

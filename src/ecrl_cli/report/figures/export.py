@@ -10,7 +10,7 @@ import io
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -66,6 +66,11 @@ class Picture:
     pdf: bytes
 
 
+def picture_files(pictures: Iterable[Picture]) -> dict[str, bytes]:
+    """The files of the pictures by their path in the report's folder."""
+    return {f"figures/{picture.name}.{kind}": data for picture in pictures for kind, data in (("png", picture.png), ("pdf", picture.pdf))}
+
+
 def legend_name(label: str) -> str:
     """A legend label; matplotlib drops labels that begin with an underscore, so a zero-width space is put in front of it."""
     return printable(label).replace("_", "\N{ZERO WIDTH SPACE}_", 1) if label.startswith("_") else printable(label)
@@ -86,21 +91,21 @@ class FigureSpec:
     in_page: bool = True
 
 
-def draw_figures(sketches: Sequence[FigureSpec]) -> list[Picture]:
+def draw_figures(specs: Sequence[FigureSpec]) -> list[Picture]:
     """Draws the figures that have something to show, in order, in ECRL's style."""
     import seaborn  # noqa: F401  imported before the fork, so that the worker processes need not
 
-    return [made for made in parallel_map(_drawn, sketches) if made]
+    return [made for made in parallel_map(_drawn, specs) if made]
 
 
-def _drawn(sketch: FigureSpec) -> Picture | None:
+def _drawn(spec: FigureSpec) -> Picture | None:
     import seaborn as sns
 
     with sns.axes_style("ticks"), mpl.rc_context(STYLE), warnings.catch_warnings():
         # Missing glyphs, more labels than fit, or an axis with a single value only cause warnings.
         warnings.simplefilter("ignore", UserWarning)
-        figure = sketch.draw()
-        return picture(sketch.name, sketch.title, figure, in_page=sketch.in_page) if figure else None
+        figure = spec.draw()
+        return picture(spec.name, spec.title, figure, in_page=spec.in_page) if figure else None
 
 
 def picture(name: str, title: str, figure: Figure, *, in_page: bool = True) -> Picture:
@@ -167,8 +172,8 @@ def slim(svg: str, title: str) -> str:
     body = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), body)
     body = re.sub(r"\s*\n\s*", "\n", body)
     body = themed(body.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1))
-    return re.sub(r"<g id=\"say-([0-9a-f]*)\"([^>]*)>", _said, body)  # last: tooltip texts must not be changed
+    return re.sub(r"<g id=\"say-([0-9a-f]*)\"([^>]*)>", _with_tooltip, body)  # last: tooltip texts must not be changed
 
 
-def _said(group: re.Match[str]) -> str:
+def _with_tooltip(group: re.Match[str]) -> str:
     return f'<g class="mark"{group[2]}><title>{escape(bytes.fromhex(group[1]).decode())}</title>'

@@ -63,7 +63,7 @@ def draw_goodput(comparison: Comparison) -> Figure:
     figure, axes, rows = _bars(comparison)
     colours = variant_colours(comparison.labels)
     shown = [(y, arm, f"{arm.suite} {arm.label}", arm.shown("goodput"), arm.summary("goodput")) for y, arm in rows]
-    values = [(y, value, colours[arm.label].light, f"{name}: {rate(value)} steps/s, {_spread(s, rate)}") for y, arm, name, value, s in shown]
+    values = [(y, value, colours[arm.label].light, f"{name}: {rate(value)} steps/s, {_spread_text(s, rate)}") for y, arm, name, value, s in shown]
     runs = [(m.goodput, y, PAPER.light, f"{name}, seed {m.seed}: {rate(m.goodput)} steps/s") for y, arm, name, _, _ in shown for m in arm.metrics]
     points = pd.DataFrame(runs, columns=MARK_COLUMNS)
     ends = pd.DataFrame([(y, s.low, s.high, INK.light) for y, *_, s in shown if s], columns=END_COLUMNS)
@@ -73,9 +73,9 @@ def draw_goodput(comparison: Comparison) -> Figure:
     marks(axes, several, marker="o", markersize=2.6, markeredgecolor=INK.light, markeredgewidth=0.7)
     right = pd.concat([points.set_index("y")["x"], ends.set_index("row")["high"].astype(float)]).groupby(level=0).max()
     for y, _, _, value, _ in shown:
-        _behind(axes, right[y], y, rate(value) if value is not None else "not averaged")
+        _write_behind(axes, right[y], y, rate(value) if value is not None else "not averaged")
     axes.set_xlabel("committed steps per second of wall time")
-    _room(axes)
+    _leave_room(axes)
     return figure
 
 
@@ -96,11 +96,11 @@ def draw_seconds(comparison: Comparison) -> Figure:
                     part, f"{arm.suite} {arm.label}: {category.replace('_', ' ')} {duration(width)}, {share(width / wall_s)} of the wall time"
                 )
             left += width
-        _behind(axes, left, y, duration(left) if seconds else "not averaged")
+        _write_behind(axes, left, y, duration(left) if seconds else "not averaged")
     seen = [category for category in CATEGORY_COLOURS if category in used]
     handles = [Patch(color=CATEGORY_COLOURS[category].light, label=category.replace("_", " ")) for category in seen]
     axes.set_xlabel("seconds of wall time")
-    _room(axes)
+    _leave_room(axes)
     figure.legend(handles=handles, loc="outside lower center", ncols=7, fontsize=8, handlelength=1, handleheight=1, columnspacing=1.4)
     return figure
 
@@ -123,13 +123,13 @@ def draw_effects(found: Sequence[Sequence[Contrast]]) -> Figure:
         y += 0.2
     _estimates(axes, [(at, each) for (at, _), each in zip(ticks, every, strict=True)], colours)
     axes.axvline(0, color=MUTED.light, linewidth=0.8)
-    _reach(axes, every)
+    _set_range(axes, every)
     name_rows(axes, [(at, printable(name)) for at, name in ticks], y)
     axes.set_xlabel("difference of goodput in percent")
     return figure
 
 
-def _reach(axes: Axes, found: Sequence[Contrast]) -> None:
+def _set_range(axes: Axes, found: Sequence[Contrast]) -> None:
     """Sets the x range to fit the intervals; a noise floor far wider than those is cut off instead of compressing them."""
     ends = [abs(end) for each in found if each.pair.mean_of_ratios for end in (each.effect, *(each.interval or ()))]
     widest = max(ends, default=0.0)
@@ -149,7 +149,7 @@ def _estimates(axes: Axes, rows: Sequence[tuple[float, Contrast]], colours: dict
     import pandas as pd
 
     shown = [(y, each, ratios) for y, each in rows if (ratios := each.pair.mean_of_ratios)]
-    found = [(y, r.low, r.mean, r.high, colours[each.arm].light, each.scope == ALL, _estimated(each)) for y, each, r in shown]
+    found = [(y, r.low, r.mean, r.high, colours[each.arm].light, each.scope == ALL, _estimate_text(each)) for y, each, r in shown]
     frame = pd.DataFrame(found, columns=["row", "low", "mean", "high", "colour", "pooled", "says"])
     frame[["low", "mean", "high"]] = 100 * frame[["low", "mean", "high"]].astype(float)
     intervals(axes, frame[END_COLUMNS], 1.6)
@@ -157,7 +157,7 @@ def _estimates(axes: Axes, rows: Sequence[tuple[float, Contrast]], colours: dict
         marks(axes, frame[frame["pooled"] == pooled].rename(columns={"mean": "x", "row": "y"})[MARK_COLUMNS], marker=marker, markersize=size)
 
 
-def _estimated(each: Contrast) -> str:
+def _estimate_text(each: Contrast) -> str:
     spread = f" [{'identical in all pairs' if each.alike else f'{change(each.interval[0])} to {change(each.interval[1])}'}]" if each.interval else ""
     noise = f", {each.against_floor}" if each.against_floor else ""
     return f"{each.title}, {each.scope or 'all suites'}: {change(each.effect)}{spread}, {plural(each.pair.n, 'pair')}{noise}"
@@ -249,18 +249,18 @@ def _bars(comparison: Comparison, extra: float = 0.0) -> tuple[Figure, Axes, lis
     return figure, axes, rows
 
 
-def _behind(axes: Axes, x: float, y: float, text: str) -> None:
+def _write_behind(axes: Axes, x: float, y: float, text: str) -> None:
     """Writes `text` after the end of a bar."""
     axes.annotate(text, (x, y), (6, 0), textcoords="offset points", va="center", color=INK.light)
 
 
-def _room(axes: Axes) -> None:
+def _leave_room(axes: Axes) -> None:
     """Leaves space on the right for the numbers after the bars."""
     right = axes.dataLim.x1
     axes.set_xlim(0, right * 1.12 if 0 < right < math.inf else 1)
 
 
-def _spread(summary: Summary | None, form: Callable[[float], str]) -> str:
+def _spread_text(summary: Summary | None, form: Callable[[float], str]) -> str:
     """The number of runs behind a mean, and its interval."""
     if summary is None or summary.low is None or summary.high is None:
         return "one run"

@@ -38,7 +38,7 @@ def draw(figure: Figure) -> Canvas:
     upright = figure.kind in ("cdf", "lines")
     canvas = Canvas(figsize=(WIDTH, 3.1 if upright else min(HIGHEST, ROW * rows + 0.16 * len(figure.categories) + 0.9)), layout="constrained")
     axes = canvas.subplots()
-    {"bars": _bars, "stacked": _stacked, "cdf": _cdf, "lines": _lines}[figure.kind](axes, figure, colours)
+    {"bars": _draw_bars, "stacked": _draw_stacked, "cdf": _draw_cdf, "lines": _draw_lines}[figure.kind](axes, figure, colours)
     if figure.log_x and upright:
         _logarithmic(axes, figure)
     for at in figure.marks:
@@ -50,7 +50,7 @@ def draw(figure: Figure) -> Canvas:
     return canvas
 
 
-def _bars(axes: Axes, figure: Figure, colours: Colours) -> None:
+def _draw_bars(axes: Axes, figure: Figure, colours: Colours) -> None:
     """Horizontal bars, so that long names are readable: one per series in each category, with its interval."""
     import pandas as pd
     import seaborn as sns
@@ -66,7 +66,7 @@ def _bars(axes: Axes, figure: Figure, colours: Colours) -> None:
     for bar in drawn_bars(axes):
         row = round(middle(bar))
         series = figure.series[round((middle(bar) - row + 0.42) / thick - 0.5)]
-        set_tooltip(bar, _said(figure.categories[row], series, series.y[row]))
+        set_tooltip(bar, _tooltip(figure.categories[row], series, series.y[row]))
     ends = [
         (row - 0.42 + thick * (number + 0.5), low, high, INK.light)
         for number, series in enumerate(figure.series)
@@ -76,24 +76,24 @@ def _bars(axes: Axes, figure: Figure, colours: Colours) -> None:
     _categories(axes, figure)
 
 
-def _say(bars: Iterable[Patch], figure: Figure, series: Series) -> None:
+def _set_tooltips(bars: Iterable[Patch], figure: Figure, series: Series) -> None:
     for bar, category, value in zip(bars, figure.categories, series.y, strict=False):
-        set_tooltip(bar, _said(category, series, value))
+        set_tooltip(bar, _tooltip(category, series, value))
 
 
-def _said(category: str, series: Series, value: float) -> str:
+def _tooltip(category: str, series: Series, value: float) -> str:
     return f"{short(category)}, {short(series.label)}: {magnitude(value)}"
 
 
-def _stacked(axes: Axes, figure: Figure, colours: Colours) -> None:
+def _draw_stacked(axes: Axes, figure: Figure, colours: Colours) -> None:
     left = [0.0] * len(figure.categories)
     for series in figure.series:
-        _say(axes.barh(range(len(left)), series.y, left=left, height=0.72, color=colours[series.label].light), figure, series)
+        _set_tooltips(axes.barh(range(len(left)), series.y, left=left, height=0.72, color=colours[series.label].light), figure, series)
         left = [start + width for start, width in zip(left, series.y, strict=True)]
     _categories(axes, figure)
 
 
-def _cdf(axes: Axes, figure: Figure, colours: Colours) -> None:
+def _draw_cdf(axes: Axes, figure: Figure, colours: Colours) -> None:
     """The share of samples at or below each value; the last series is on top."""
     import pandas as pd
     import seaborn as sns
@@ -110,7 +110,7 @@ def _cdf(axes: Axes, figure: Figure, colours: Colours) -> None:
     axes.set_ylim(0, 1.02)
 
 
-def _lines(axes: Axes, figure: Figure, colours: Colours) -> None:
+def _draw_lines(axes: Axes, figure: Figure, colours: Colours) -> None:
     """The first series widest and at the bottom, so that equal ones stay visible."""
     along = [series.x or tuple(range(len(series.y))) for series in figure.series]
     points = [thinned(list(zip(xs, series.y, strict=True)), MOST_POINTS) for xs, series in zip(along, figure.series, strict=True)]

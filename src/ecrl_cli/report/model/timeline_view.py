@@ -136,7 +136,7 @@ def timeline_view(records: RunRecords, disk: Sequence[DiskLine] = (), account: T
         account.wall_s,
         account.absent_s,
         supervisor.target_steps,
-        _strips(account.pieces, account.wall_s, at),
+        _bands(account.pieces, account.wall_s, at),
         tuple(_attempt(records, a, at, account.wall_s, starts.get(a.attempt, {})) for a in supervisor.attempts),
         tuple(_writes(records, at, account.wall_s)),
         tuple(FaultMark(at(f.attempt, f.at), f.global_step, f.kind, f.rank) for f in records.fired),
@@ -185,14 +185,14 @@ def disk_rates(lines: Sequence[DiskLine], sessions: Sequence[SupervisorSession],
     return tuple(found)
 
 
-def _strips(pieces: Sequence[TimelineSlice], wall_s: float, at: At) -> tuple[TimeBand, ...]:
+def _bands(pieces: Sequence[TimelineSlice], wall_s: float, at: At) -> tuple[TimeBand, ...]:
     """The family with the most time in each of BINS bins, neighbours of one family merged."""
     if not pieces or wall_s <= 0:
         return ()
     width = wall_s / BINS
     held: list[dict[str, float]] = [{} for _ in range(BINS)]
     for piece in pieces:
-        _pour(held, FAMILY_OF[piece.category], at(piece.attempt, piece.start) / width, at(piece.attempt, piece.end) / width)
+        _add_span(held, FAMILY_OF[piece.category], at(piece.attempt, piece.start) / width, at(piece.attempt, piece.end) / width)
     strips: list[TimeBand] = []
     for number, shares in enumerate(held):
         family = max(shares, key=lambda name: shares[name], default="rest")
@@ -203,7 +203,7 @@ def _strips(pieces: Sequence[TimelineSlice], wall_s: float, at: At) -> tuple[Tim
     return tuple(strips)
 
 
-def _pour(held: list[dict[str, float]], family: str, start: float, end: float) -> None:
+def _add_span(held: list[dict[str, float]], family: str, start: float, end: float) -> None:
     """Distributes the span `start` to `end` (in bins) over the bins it overlaps."""
     number = int(start)
     while start < end and number < len(held):

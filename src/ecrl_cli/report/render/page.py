@@ -227,9 +227,9 @@ def _when(comparison: Comparison) -> str:
     return datetime.fromtimestamp(min(times), UTC).strftime("%-d %B %Y") if times else ""
 
 
-def sections(comparison: Comparison, published: Publication | None = None, beside: SweepDiff | None = None) -> list[Section]:
+def sections(comparison: Comparison, published: Publication | None = None, diff: SweepDiff | None = None) -> list[Section]:
     """The sections that have a table."""
-    found = [_against(beside)] if beside else []
+    found = [_against(diff)] if diff else []
     found += [_published(published)] if published else []
     return [part for part in [*found, _statistics(comparison)] if part.tables]
 
@@ -272,7 +272,7 @@ def _published(published: Publication) -> Section:
     return Section("published", "Published and measured", lead, tables, published.pictures, files)
 
 
-def _against(beside: SweepDiff) -> Section:
+def _against(diff: SweepDiff) -> Section:
     """This sweep compared with another one."""
-    title, lead = f"Against {beside.theirs_name}", " ".join(against_sentences(beside))
-    return Section("against", title, lead, against_tables(beside), files=("against.md", "against_effects.csv"))
+    title, lead = f"Against {diff.theirs_name}", " ".join(against_sentences(diff))
+    return Section("against", title, lead, against_tables(diff), files=("against.md", "against_effects.csv"))

@@ -31,7 +31,7 @@ def summarize(comparison: Comparison) -> ReportSummary:
     parts = [
         [_what_ran(comparison), _judged(comparison), _recovered(comparison)],
         [*(sentences(comparison) if repeated(comparison) else _costs(comparison)), *_stalls(comparison)],
-        [noise(comparison), _trust(comparison), apart, *comparison.notes, _left_out(comparison), _gates(comparison)],
+        [noise(comparison), _confidence(comparison), apart, *comparison.notes, _left_out(comparison), _gates(comparison)],
     ]
     paragraphs = [tuple(sentence for sentence in part if sentence) for part in parts]
     return ReportSummary(headline, tone, tuple(paragraph for paragraph in paragraphs if paragraph))
@@ -46,7 +46,7 @@ def _headline(comparison: Comparison) -> tuple[str, str]:
         return "No run has reached its target", "bad"
     if unjudged:
         return f"Not proven: {len(unjudged)} of {plural(len(comparison.counted), 'finished run')} without a valid verdict", "doubt"
-    recovered = [run for run in comparison.counted if _went_on(run)]
+    recovered = [run for run in comparison.counted if _has_recovered(run)]
     judged = "Every recovery was judged valid" if recovered else "Every run was judged valid"
     if unchecked := [run for run in recovered if _trajectory(run) != "valid"]:
         judged = f"Every run was judged valid, the trajectory of {len(unchecked)} of {plural(len(recovered), 'recovered run')} was not checked"
@@ -123,7 +123,7 @@ def _stalls(comparison: Comparison) -> list[str]:
     return [f"A checkpoint keeps the training thread waiting for {listed(stalls)}, scale {comparison.scale()}."] if stalls else []
 
 
-def _trust(comparison: Comparison) -> str:
+def _confidence(comparison: Comparison) -> str:
     numbers = sorted({len(arm.metrics) for arm in comparison.arms})
     if not numbers:
         return ""
@@ -150,7 +150,7 @@ def _gates(comparison: Comparison) -> str:
     return f"Not averaged, because a quality gate failed: {listed(failing)}." if failing else ""
 
 
-def _went_on(run: Run) -> bool:
+def _has_recovered(run: Run) -> bool:
     """Whether the run recovered: by a restart, or from the state in its ranks' memory."""
     return bool(run.counted and (run.counted.restarts or run.counted.survivals))
 
