@@ -201,9 +201,9 @@ def test_an_exception_comes_out_of_forward(tmp_path: Path) -> None:
 
 
 def test_memory_really_runs_out_and_is_there_again(tmp_path: Path) -> None:
-    scene = InjectionContext(RunLayout(tmp_path), kill("forward"))
+    context = InjectionContext(RunLayout(tmp_path), kill("forward"))
     with pytest.raises(RuntimeError, match="memory"):
-        OutOfMemory().inject(scene)
+        OutOfMemory().inject(context)
     assert torch.zeros(2**26, dtype=torch.uint8).sum() == 0
 
 

@@ -26,7 +26,7 @@ from ecrl_cli.studies.hostile import audit, inputs, readers
 from ecrl_cli.studies.hostile.inputs import all_inputs
 from ecrl_cli.studies.hostile.pickles import payloads
 from ecrl_cli.studies.hostile.readers import isolated
-from ecrl_cli.studies.hostile.store_fixture import FILE_TYPES, GUARD, Scene, Stage
+from ecrl_cli.studies.hostile.store_fixture import FILE_TYPES, GUARD, RunFixture, Stage
 from ecrl_cli.studies.hostile.study import GROWTH, STUDY
 from ecrl_cli.supervision.run_lock import run_lock
 
@@ -44,9 +44,9 @@ def test_there_are_enough_inputs_and_every_group_of_the_list_is_there() -> None:
 
 
 def test_the_scene_is_good_before_the_adversary_comes(stage: Stage) -> None:
-    with stage.scene() as scene:
-        assert verify_checkpoint(scene.group, GUARD).ok and verify_checkpoint(scene.single, GUARD).ok
-        assert readers.look(replace(all_inputs()["pointers/latest_ok leads out"], act=lambda scene: None), scene).by == "passed over"
+    with stage.fixture() as fixture:
+        assert verify_checkpoint(fixture.group, GUARD).ok and verify_checkpoint(fixture.single, GUARD).ok
+        assert readers.look(replace(all_inputs()["pointers/latest_ok leads out"], act=lambda fixture: None), fixture).by == "passed over"
 
 
 def test_each_fifteenth_input_is_refused_by_name_and_runs_nothing(tmp_path: Path) -> None:
@@ -72,14 +72,14 @@ def test_a_payload_that_is_unpickled_creates_its_canary(tmp_path: Path) -> None:
         assert canary.exists(), name
 
 
-def accepting(scene: Scene) -> None:
+def accepting(fixture: RunFixture) -> None:
     """The adversary does nothing at all."""
 
 
 def test_what_is_not_refused_is_called_taken_for_good(stage: Stage) -> None:
     for look, refusers in (("guard", ("hash",)), ("guard single", ("hash",)), ("records", ("config.json",)), ("lock", ("StorageError",))):
-        with stage.scene() as scene:
-            seen = readers.look(inputs.MaliciousInput("none", "nothing", look, refusers, accepting), scene)
+        with stage.fixture() as fixture:
+            seen = readers.look(inputs.MaliciousInput("none", "nothing", look, refusers, accepting), fixture)
         assert seen.outcome == "silent_wrong", look
 
 
@@ -88,8 +88,8 @@ def test_an_error_that_nobody_raised_on_purpose_is_untyped(stage: Stage, monkeyp
         raise KeyError("x")
 
     monkeypatch.setattr(readers, "verify_checkpoint", broken)
-    with stage.scene() as scene:
-        assert readers.look(all_inputs()["COMMIT/empty"], scene).outcome == "untyped"
+    with stage.fixture() as fixture:
+        assert readers.look(all_inputs()["COMMIT/empty"], fixture).outcome == "untyped"
 
 
 def hang() -> dict[str, Any]:
@@ -108,9 +108,9 @@ def test_a_look_that_hangs_or_dies_is_said_to(tmp_path: Path) -> None:
 
 
 def test_memory_that_a_look_takes_is_seen(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "look", lambda hostile, scene: readers.Seen("detected", str(len(bytearray(100 * 2**20)))))
-    with stage.scene() as scene:
-        found = isolated(lambda: readers.measured(all_inputs()["COMMIT/empty"], scene), 20)
+    monkeypatch.setattr(readers, "look", lambda hostile, fixture: readers.Seen("detected", str(len(bytearray(100 * 2**20)))))
+    with stage.fixture() as fixture:
+        found = isolated(lambda: readers.measured(all_inputs()["COMMIT/empty"], fixture), 20)
     assert found["grown"] > GROWTH
 
 
@@ -144,20 +144,20 @@ def test_the_audit_counts_what_is_touched_outside_during_a_look(line: str, count
 
 @pytest.mark.parametrize("kind", FILE_TYPES)
 def test_a_record_is_a_plain_file_of_a_bounded_size(stage: Stage, kind: str) -> None:
-    with stage.scene() as scene:
-        FILE_TYPES[kind](scene.layout.failures, scene)
+    with stage.fixture() as fixture:
+        FILE_TYPES[kind](fixture.layout.failures, fixture)
         if kind == "a hard link out":  # a backup by hard links is still the user's run
-            assert read_whole(scene.layout.failures) == b"{}"
+            assert read_whole(fixture.layout.failures) == b"{}"
         else:
             with pytest.raises(RecordError):
-                read_whole(scene.layout.failures)
+                read_whole(fixture.layout.failures)
 
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a folder", "a link out"])
 def test_a_lock_that_is_no_plain_file_is_refused(stage: Stage, kind: str) -> None:
-    with stage.scene() as scene:
-        FILE_TYPES[kind](scene.root / ".lock", scene)
-        with pytest.raises(StorageError), run_lock(scene.layout):
+    with stage.fixture() as fixture:
+        FILE_TYPES[kind](fixture.root / ".lock", fixture)
+        with pytest.raises(StorageError), run_lock(fixture.layout):
             pass
 
 

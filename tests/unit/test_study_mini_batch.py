@@ -27,7 +27,7 @@ from ecrl_cli.replication.mini_batch.counts import MiniBatch, measured, predicte
 from ecrl_cli.replication.mini_batch.findings import due, findings
 from ecrl_cli.replication.mini_batch.long_run import struck
 from ecrl_cli.replication.mini_batch.samples import samples_of
-from ecrl_cli.replication.mini_batch.scene import EXACT, RECOVER, Corrections, Failure, Scene
+from ecrl_cli.replication.mini_batch.simulated_run import EXACT, RECOVER, Corrections, Failure, SimulatedRun
 from ecrl_cli.replication.mini_batch.simulated_trainer import Checkpoints, Pass, State, Trainee, Workers, average
 from ecrl_cli.replication.mini_batch.sizes import PAPER, SIZES, SMALL, SMOKE
 from ecrl_cli.report.figures.studies import draw
@@ -49,69 +49,69 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(params=["resnet50", "nt3"])
-def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+def sim(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SimulatedRun]:
     """A run right before the mini-batch that fails, with a checkpoint from its beginning. With BatchNorm and momentum, and without either."""
     size = SMOKE[request.param]
     trainee = Trainee(size, SEED)
     workers = Workers(trainee, samples_of(CONFIG, request.param, size, SEED))
-    made = Scene(trainee, workers, Checkpoints(tmp_path / "checkpoints", trainee))
+    made = SimulatedRun(trainee, workers, Checkpoints(tmp_path / "checkpoints", trainee))
     made.run_to(FAILING - 1)
     yield made
     made.checkpoints.close()
 
 
-def without_failure(scene: Scene) -> tuple[str, State]:
-    """The digest behind the mini-batch, and the state before it, in which the scene is again."""
-    before = scene.trainee.state()
-    scene.step()
-    digest = scene.trainee.digest()
-    scene.trainee.restore(before)
-    scene.undo_behind(FAILING - 1)
+def without_failure(sim: SimulatedRun) -> tuple[str, State]:
+    """The digest behind the mini-batch, and the state before it, in which the run is again."""
+    before = sim.trainee.state()
+    sim.step()
+    digest = sim.trainee.digest()
+    sim.trainee.restore(before)
+    sim.undo_behind(FAILING - 1)
     return digest, before
 
 
-def has_momentum(scene: Scene) -> bool:
-    return scene.workers.samples.size.optimizer.momentum > 0
+def has_momentum(sim: SimulatedRun) -> bool:
+    return sim.workers.samples.size.optimizer.momentum > 0
 
 
-def test_backward_goes_from_the_last_layer_to_the_first_and_a_death_stops_it_there(scene: Scene) -> None:
-    names = [scene.trainee.names[index] for index in scene.workers.order]
-    assert sorted(names) == sorted(scene.trainee.names)
-    assert {names[0], names[1]} == set(scene.trainee.names[-2:])
-    assert set(names[-2:]) & set(scene.trainee.names[:2])
-    whole = scene.workers.compute(FAILING, 2)
-    before = scene.trainee.buffers_now()
+def test_backward_goes_from_the_last_layer_to_the_first_and_a_death_stops_it_there(sim: SimulatedRun) -> None:
+    names = [sim.trainee.names[index] for index in sim.workers.order]
+    assert sorted(names) == sorted(sim.trainee.names)
+    assert {names[0], names[1]} == set(sim.trainee.names[-2:])
+    assert set(names[-2:]) & set(sim.trainee.names[:2])
+    whole = sim.workers.compute(FAILING, 2)
+    before = sim.trainee.buffers_now()
     for until in (0, 1, 3):
-        scene.trainee.put_buffers(before)
-        part = scene.workers.compute(FAILING, 2, until=until)
+        sim.trainee.put_buffers(before)
+        part = sim.workers.compute(FAILING, 2, until=until)
         assert len(part.gradients) == until
-    scene.trainee.put_buffers(before)
-    again = scene.workers.compute(FAILING, 2, until=3)
-    scene.trainee.put_buffers(before)
-    assert all(torch.equal(one, other) for one, other in zip(again.gradients, scene.workers.compute(FAILING, 2).gradients, strict=False))
+    sim.trainee.put_buffers(before)
+    again = sim.workers.compute(FAILING, 2, until=3)
+    sim.trainee.put_buffers(before)
+    assert all(torch.equal(one, other) for one, other in zip(again.gradients, sim.workers.compute(FAILING, 2).gradients, strict=False))
     assert len(whole.gradients) == len(names)
 
 
-def test_a_masked_update_leaves_every_bit_and_a_zero_gradient_does_not(scene: Scene) -> None:
+def test_a_masked_update_leaves_every_bit_and_a_zero_gradient_does_not(sim: SimulatedRun) -> None:
     """Under momentum or weight decay. Contradiction C-35: plain SGD stays where it is."""
-    before = scene.trainee.state()
-    passes = scene.workers.all(FAILING)
-    first, rest = scene.workers.order[0], list(scene.workers.order[1:])
+    before = sim.trainee.state()
+    passes = sim.workers.all(FAILING)
+    first, rest = sim.workers.order[0], list(sim.workers.order[1:])
     (gradient,) = average(passes, slice(0, 1), WORKERS)
-    scene.trainee.update({first: gradient})
-    assert scene.trainee.unmoved(before, rest) and not scene.trainee.unmoved(before, [first])
-    scene.trainee.restore(before)
-    scene.trainee.update({first: gradient}, zero_others=True)
-    assert scene.trainee.unmoved(before, rest) is not has_momentum(scene)
+    sim.trainee.update({first: gradient})
+    assert sim.trainee.unmoved(before, rest) and not sim.trainee.unmoved(before, [first])
+    sim.trainee.restore(before)
+    sim.trainee.update({first: gradient}, zero_others=True)
+    assert sim.trainee.unmoved(before, rest) is not has_momentum(sim)
 
 
-def test_a_restored_state_has_every_bit_and_a_copy_shares_nothing(scene: Scene) -> None:
-    digest, state = scene.trainee.digest(), scene.trainee.state()
-    scene.step()
-    assert scene.trainee.digest() != digest
-    scene.trainee.restore(state)
-    assert scene.trainee.digest() == digest
-    fresh = Trainee(scene.samples.size, SEED)
+def test_a_restored_state_has_every_bit_and_a_copy_shares_nothing(sim: SimulatedRun) -> None:
+    digest, state = sim.trainee.digest(), sim.trainee.state()
+    sim.step()
+    assert sim.trainee.digest() != digest
+    sim.trainee.restore(state)
+    assert sim.trainee.digest() == digest
+    fresh = Trainee(sim.samples.size, SEED)
     start, beginning = fresh.digest(), fresh.state()
     fresh.restore(state)
     fresh.restore(beginning)  # moments that were not there yet are not there again
@@ -130,95 +130,95 @@ def test_an_average_is_the_sum_in_the_workers_order_by_the_divisor() -> None:
 
 @pytest.mark.parametrize("percent", [0, 25, 75])
 @pytest.mark.parametrize("name", list(RECOVER))
-def test_exact_recoveries_end_where_the_run_without_a_failure_ends_and_the_others_do_not(scene: Scene, name: str, percent: int) -> None:
-    digest, _ = without_failure(scene)
-    RECOVER[name](scene, Failure(FAILING, percent, (1, 3)))
+def test_exact_recoveries_end_where_the_run_without_a_failure_ends_and_the_others_do_not(sim: SimulatedRun, name: str, percent: int) -> None:
+    digest, _ = without_failure(sim)
+    RECOVER[name](sim, Failure(FAILING, percent, (1, 3)))
     exact = name in EXACT or (name == "immediate_rollback" and percent == 0)
-    assert (scene.trainee.digest() == digest) is exact
-    assert scene.done == FAILING and scene.kept
-    windows = {step: scene.samples.window(step) for step in range(1, FAILING + 1)}
-    assert unaccounted(windows, scene.trainee.names, scene.applied, scene.lost_samples) == []
-    assert bool(scene.lost_samples) is not exact
+    assert (sim.trainee.digest() == digest) is exact
+    assert sim.done == FAILING and sim.kept
+    windows = {step: sim.samples.window(step) for step in range(1, FAILING + 1)}
+    assert unaccounted(windows, sim.trainee.names, sim.applied, sim.lost_samples) == []
+    assert bool(sim.lost_samples) is not exact
 
 
-def test_a_rollback_that_leaves_the_buffers_is_not_exact_even_in_forward(scene: Scene) -> None:
+def test_a_rollback_that_leaves_the_buffers_is_not_exact_even_in_forward(sim: SimulatedRun) -> None:
     """Contradiction C-36: forward is not read-only where there is BatchNorm."""
-    digest, _ = without_failure(scene)
-    scene.corrections = Corrections(buffers=False)
-    RECOVER["immediate_rollback"](scene, Failure(FAILING, 0))
-    assert (scene.trainee.digest() == digest) is not bool(scene.trainee.buffers)
+    digest, _ = without_failure(sim)
+    sim.corrections = Corrections(buffers=False)
+    RECOVER["immediate_rollback"](sim, Failure(FAILING, 0))
+    assert (sim.trainee.digest() == digest) is not bool(sim.trainee.buffers)
 
 
-def test_survivors_average_among_themselves_and_lose_the_dead_ones_samples(scene: Scene) -> None:
-    _, before = without_failure(scene)
-    places, order = scene.places(25), scene.workers.order
-    passes = scene.workers.all(FAILING)
-    scene.trainee.restore(before)
+def test_survivors_average_among_themselves_and_lose_the_dead_ones_samples(sim: SimulatedRun) -> None:
+    _, before = without_failure(sim)
+    places, order = sim.places(25), sim.workers.order
+    passes = sim.workers.all(FAILING)
+    sim.trainee.restore(before)
     head, tail = average(passes, slice(0, places), WORKERS), average([passes[1], passes[3]], slice(places, None), 2)
-    scene.trainee.update(dict(zip(order, [*head, *tail], strict=True)))
-    scene.trainee.put_buffers(passes[1].buffers)
-    expected = scene.trainee.digest()
-    scene.trainee.restore(before)
-    RECOVER["lossy_forward"](scene, Failure(FAILING, 25, (1, 3)))
-    assert scene.trainee.digest() == expected
-    (line,) = scene.lost_samples
-    dead = [int(each) for worker in (0, 2) for each in scene.samples.ids(FAILING, worker)]
+    sim.trainee.update(dict(zip(order, [*head, *tail], strict=True)))
+    sim.trainee.put_buffers(passes[1].buffers)
+    expected = sim.trainee.digest()
+    sim.trainee.restore(before)
+    RECOVER["lossy_forward"](sim, Failure(FAILING, 25, (1, 3)))
+    assert sim.trainee.digest() == expected
+    (line,) = sim.lost_samples
+    dead = [int(each) for worker in (0, 2) for each in sim.samples.ids(FAILING, worker)]
     assert (line.effect, line.ranks, list(line.samples)) == (LOST, (0, 2), dead)
-    assert line.layers == tuple(scene.trainee.names[index] for index in order[places:])
-    scene.trainee.restore(before)
-    scene.undo_behind(FAILING - 1)
-    scene.corrections = Corrections(division=False)
-    RECOVER["lossy_forward"](scene, Failure(FAILING, 25, (1, 3)))
-    assert scene.trainee.digest() != expected
+    assert line.layers == tuple(sim.trainee.names[index] for index in order[places:])
+    sim.trainee.restore(before)
+    sim.undo_behind(FAILING - 1)
+    sim.corrections = Corrections(division=False)
+    RECOVER["lossy_forward"](sim, Failure(FAILING, 25, (1, 3)))
+    assert sim.trainee.digest() != expected
 
 
-def test_what_a_rollback_repeats_and_a_skip_loses_is_on_record(scene: Scene) -> None:
-    _, before = without_failure(scene)
-    places, names = scene.places(75), [scene.trainee.names[index] for index in scene.workers.order]
+def test_what_a_rollback_repeats_and_a_skip_loses_is_on_record(sim: SimulatedRun) -> None:
+    _, before = without_failure(sim)
+    places, names = sim.places(75), [sim.trainee.names[index] for index in sim.workers.order]
     for name, effect, layers in (("immediate_rollback", REPEATED, names[:places]), ("skip", LOST, names[places:])):
-        scene.trainee.restore(before)
-        scene.undo_behind(FAILING - 1)
-        scene.lost_samples.clear()
-        RECOVER[name](scene, Failure(FAILING, 75))
-        (line,) = scene.lost_samples
-        assert (line.effect, list(line.layers), line.samples) == (effect, layers, scene.samples.window(FAILING))
+        sim.trainee.restore(before)
+        sim.undo_behind(FAILING - 1)
+        sim.lost_samples.clear()
+        RECOVER[name](sim, Failure(FAILING, 75))
+        (line,) = sim.lost_samples
+        assert (line.effect, list(line.layers), line.samples) == (effect, layers, sim.samples.window(FAILING))
 
 
-def test_who_restarts_replays_from_the_beginning_of_the_epoch(scene: Scene) -> None:
-    scene.steps_s.clear()
-    RECOVER["checkpoint_restart"](scene, Failure(FAILING, 25))
-    assert len(scene.steps_s) == FAILING and len(scene.checkpoints.loading_s) == 1
+def test_who_restarts_replays_from_the_beginning_of_the_epoch(sim: SimulatedRun) -> None:
+    sim.steps_s.clear()
+    RECOVER["checkpoint_restart"](sim, Failure(FAILING, 25))
+    assert len(sim.steps_s) == FAILING and len(sim.checkpoints.loading_s) == 1
 
 
 @pytest.mark.parametrize("percent", [1, 99])
-def test_a_failure_in_backward_always_comes_between_two_gradients(scene: Scene, percent: int) -> None:
+def test_a_failure_in_backward_always_comes_between_two_gradients(sim: SimulatedRun, percent: int) -> None:
     """One percent of ten tensors is none, 99 are all: neither would be a failure in backward."""
-    digest, _ = without_failure(scene)
-    RECOVER["immediate_rollback"](scene, Failure(FAILING, percent))
-    assert scene.trainee.digest() != digest and 0 < scene.places(percent) < len(scene.workers.order)
-    assert scene.places(0) == 0
+    digest, _ = without_failure(sim)
+    RECOVER["immediate_rollback"](sim, Failure(FAILING, percent))
+    assert sim.trainee.digest() != digest and 0 < sim.places(percent) < len(sim.workers.order)
+    assert sim.places(0) == 0
 
 
-def test_the_record_misses_what_a_restart_did_not_replay(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hasty(scene: Scene, failure: Failure) -> None:
-        scene.undo_behind(scene.checkpoints.restore() + 1)
-        while scene.done < failure.mini_batch:
-            scene.step()
+def test_the_record_misses_what_a_restart_did_not_replay(sim: SimulatedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hasty(sim: SimulatedRun, failure: Failure) -> None:
+        sim.undo_behind(sim.checkpoints.restore() + 1)
+        while sim.done < failure.mini_batch:
+            sim.step()
 
     monkeypatch.setitem(RECOVER, "checkpoint_restart", hasty)
     config = replace(CONFIG, strategies=("checkpoint_restart",))
-    (found,) = try_scenario(scene, FAILING, config, "key", random.Random(1))["cells"]
+    (found,) = try_scenario(sim, FAILING, config, "key", random.Random(1))["cells"]
     assert found["unaccounted"][0].startswith("step 1: ")
 
 
-def test_what_survivors_leave_out_is_measured_against_everybody(scene: Scene) -> None:
+def test_what_survivors_leave_out_is_measured_against_everybody(sim: SimulatedRun) -> None:
     """Worker 2's gradients are ten times those of the others: its death is the one that matters."""
-    like = [torch.ones_like(scene.trainee.parameters[index]) for index in scene.workers.order]
-    scene.remembered[FAILING] = [Pass(worker, tuple(each * size for each in like), (), 0.0, 0.0) for worker, size in enumerate((1.0, 1.0, 10.0, 1.0))]
-    assert left_out(scene, FAILING, 25, (0, 1, 2, 3)) == {"off": 0.0, "outlier_lost": False}
-    without = left_out(scene, FAILING, 25, (0, 1))
+    like = [torch.ones_like(sim.trainee.parameters[index]) for index in sim.workers.order]
+    sim.remembered[FAILING] = [Pass(worker, tuple(each * size for each in like), (), 0.0, 0.0) for worker, size in enumerate((1.0, 1.0, 10.0, 1.0))]
+    assert left_out(sim, FAILING, 25, (0, 1, 2, 3)) == {"off": 0.0, "outlier_lost": False}
+    without = left_out(sim, FAILING, 25, (0, 1))
     assert without["outlier_lost"] and without["off"] == pytest.approx(1 - 1 / 3.25)
-    assert left_out(scene, FAILING, 25, (0, 2)) == {"off": pytest.approx(5.5 / 3.25 - 1), "outlier_lost": False}
+    assert left_out(sim, FAILING, 25, (0, 2)) == {"off": pytest.approx(5.5 / 3.25 - 1), "outlier_lost": False}
 
 
 def test_the_model_adds_up_what_a_strategy_does() -> None:

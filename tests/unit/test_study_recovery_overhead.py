@@ -27,7 +27,7 @@ from ecrl_cli.replication.overhead.experiments import Estimate, inverse, search,
 from ecrl_cli.replication.overhead.findings import gates
 from ecrl_cli.replication.overhead.record_index import RecordIndex, measured_parts, parts_without, recordings
 from ecrl_cli.replication.overhead.simulate import Failures, JobSpec, simulate, sweep, system_mtbf
-from ecrl_cli.replication.overhead.strategies import BY_NAME, PUBLISHED, Loss, Parts, Scene, course, expected_loss, typed, waiting
+from ecrl_cli.replication.overhead.strategies import BY_NAME, PUBLISHED, FailureScenario, Loss, Parts, course, expected_loss, typed, waiting
 from ecrl_cli.replication.overhead.tables import published, scenarios, threshold
 from ecrl_cli.report.build import report
 from ecrl_cli.report.figures.studies import draw
@@ -207,23 +207,23 @@ PARTS = Parts(mini_batch=2.0, checkpoint=5.0, init=30.0, restart=10.0, every=100
 )
 def test_a_failure_is_the_sum_of_its_parts(strategy: str, costs: dict[str, float]) -> None:
     """Two of eight workers die 40 mini-batches behind the checkpoint, a quarter into the next; their places can be filled after a minute."""
-    scene = Scene(8, casualties=2, replace_s=60, spare_share=0.25)
-    assert BY_NAME[strategy].costs(PARTS, scene, Loss(40, 0.25)) == pytest.approx(costs)
+    scenario = FailureScenario(8, casualties=2, replace_s=60, spare_share=0.25)
+    assert BY_NAME[strategy].costs(PARTS, scenario, Loss(40, 0.25)) == pytest.approx(costs)
 
 
 def test_half_an_interval_is_expected_and_jobs_have_the_course_of_their_strategy() -> None:
     loss = expected_loss(PARTS, 100)
     assert (loss.since + loss.share) * PARTS.mini_batch == 100
-    scene = Scene(8, spare_share=0.25)
-    made = course(BY_NAME["checkpoint_restart, every epoch"], PARTS, scene, HOUR, 0.0)
+    scenario = FailureScenario(8, spare_share=0.25)
+    made = course(BY_NAME["checkpoint_restart, every epoch"], PARTS, scenario, HOUR, 0.0)
     assert made == JobSpec(200, 5, restart=41, fatal=1)
-    assert course(BY_NAME["checkpoint_restart"], PARTS, scene, HOUR, 0.5) == replace(made, interval=daly(5, HOUR))
-    lossy = course(BY_NAME["lossy_forward"], PARTS, scene, HOUR, 0.0)
+    assert course(BY_NAME["checkpoint_restart"], PARTS, scenario, HOUR, 0.5) == replace(made, interval=daly(5, HOUR))
+    lossy = course(BY_NAME["lossy_forward"], PARTS, scenario, HOUR, 0.0)
     assert lossy == JobSpec(fatal=0, pause=5.5, debt=0.25 + 5)
-    assert course(BY_NAME["lossy_forward"], PARTS, scene, HOUR, 0.5) == replace(
+    assert course(BY_NAME["lossy_forward"], PARTS, scenario, HOUR, 0.5) == replace(
         lossy, fatal=0.5, interval=daly(5, 2 * HOUR), checkpoint=5, restart=41
     )
-    memory = course(BY_NAME["in_memory, spares"], PARTS, scene, HOUR, 0.5)
+    memory = course(BY_NAME["in_memory, spares"], PARTS, scenario, HOUR, 0.5)
     assert (memory.tax, memory.grain, memory.restart) == (0.05, 2, 11)
 
 
@@ -259,7 +259,7 @@ def test_the_crossover_is_where_both_cost_the_same() -> None:
     assert at is not None
 
     def cost(strategy: str, workers: float) -> float:
-        return math.fsum(BY_NAME[strategy].costs(PARTS, replace(index.scene(8), workers=workers), Loss(0.0)).values())  # type: ignore[arg-type]
+        return math.fsum(BY_NAME[strategy].costs(PARTS, replace(index.scenario(8), workers=workers), Loss(0.0)).values())  # type: ignore[arg-type]
 
     assert cost("lossy_forward", at) == pytest.approx(cost("immediate_rollback, spares", at))
     assert cost("lossy_forward", 2 * at) < cost("immediate_rollback, spares", 2 * at)

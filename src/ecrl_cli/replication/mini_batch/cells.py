@@ -17,7 +17,7 @@ import torch
 from ecrl_cli.config.studies import MiniBatchFailure
 from ecrl_cli.linux.clock import processor
 from ecrl_cli.records.survivor_records import LOST, REPEATED
-from ecrl_cli.replication.mini_batch.scene import RECOVER, Corrections, Failure, Scene
+from ecrl_cli.replication.mini_batch.simulated_run import RECOVER, Corrections, Failure, SimulatedRun
 from ecrl_cli.replication.mini_batch.simulated_trainer import State, average
 from ecrl_cli.verify.sample_accounting import unaccounted
 
@@ -36,10 +36,10 @@ class Tried(Hashable, Protocol):
 class Timing:
     """Times strategies from the state `before`, with all workers' passes remembered."""
 
-    def __init__(self, scene: Scene, mini_batch: int, before: State, rng: random.Random) -> None:
-        self._scene, self._mini_batch, self._before, self._rng = scene, mini_batch, before, rng
-        self._passes = scene.remembered[mini_batch]
-        self._all = scene.workers.number
+    def __init__(self, sim: SimulatedRun, mini_batch: int, before: State, rng: random.Random) -> None:
+        self._scene, self._mini_batch, self._before, self._rng = sim, mini_batch, before, rng
+        self._passes = sim.remembered[mini_batch]
+        self._all = sim.workers.number
 
     def measure(self, cells: Sequence[Tried], rounds: int) -> dict[Tried | str | None, float]:
         """Median seconds of each cell that is one mini-batch long; key None is the mini-batch without a failure, the names in PARTS are a forward
@@ -106,10 +106,10 @@ class Timing:
         self._scene.trainee.update(dict(zip(self._scene.workers.order[places], gradients, strict=True)))
 
 
-def left_out(scene: Scene, mini_batch: int, percent: int, survivors: Sequence[int]) -> dict[str, Any]:
+def left_out(sim: SimulatedRun, mini_batch: int, percent: int, survivors: Sequence[int]) -> dict[str, Any]:
     """Computed over the gradients after the failure. `off`: distance of the two averages divided by the norm of the full one (None if that is 0).
     `outlier_lost`: whether the worker whose gradients are farthest from the full average is a casualty."""
-    passes, rest = scene.remembered[mini_batch], slice(scene.places(percent), None)
+    passes, rest = sim.remembered[mini_batch], slice(sim.places(percent), None)
     whole = _flat(average(passes, rest, len(passes)))
     left = [each for each in passes if each.worker in survivors]
     away = [float((_flat(each.gradients[rest]) - whole).norm()) for each in passes]
@@ -188,30 +188,30 @@ def survivors(config: MiniBatchFailure, rng: random.Random, number: int) -> tupl
     return tuple(sorted(order[:number]))
 
 
-def try_scenario(scene: Scene, mini_batch: int, config: MiniBatchFailure, key: str, rng: random.Random) -> dict[str, Any]:
-    """Run every cell in `mini_batch`, the next one; leaves the scene after the mini-batch without a failure. Returns JSON values."""
-    scene.checkpoint_if_due()
-    before, buffers = scene.trainee.state(), scene.trainee.buffers_now()
-    accuracy, loss = scene.samples.accuracy(scene.trainee.model)
-    scene.remembered[mini_batch] = scene.workers.all(mini_batch)
-    scene.trainee.put_buffers(buffers)
-    timing = Timing(scene, mini_batch, before, rng)
+def try_scenario(sim: SimulatedRun, mini_batch: int, config: MiniBatchFailure, key: str, rng: random.Random) -> dict[str, Any]:
+    """Run every cell in `mini_batch`, the next one; leaves the run after the mini-batch without a failure. Returns JSON values."""
+    sim.checkpoint_if_due()
+    before, buffers = sim.trainee.state(), sim.trainee.buffers_now()
+    accuracy, loss = sim.samples.accuracy(sim.trainee.model)
+    sim.remembered[mini_batch] = sim.workers.all(mini_batch)
+    sim.trainee.put_buffers(buffers)
+    timing = Timing(sim, mini_batch, before, rng)
     seconds = timing.measure([cell for cell in planned(config) if not cell.flipped], config.rounds)
-    scene.trainee.restore(before)
-    scene.step()
-    after, baseline = scene.trainee.state(), scene.trainee.digest()
-    reached = scene.samples.accuracy(scene.trainee.model)
+    sim.trainee.restore(before)
+    sim.step()
+    after, baseline = sim.trainee.state(), sim.trainee.digest()
+    reached = sim.samples.accuracy(sim.trainee.model)
     cells = []
     for cell in planned(config):
-        scene.trainee.restore(before)
-        scene.undo_behind(mini_batch - 1)
+        sim.trainee.restore(before)
+        sim.undo_behind(mini_batch - 1)
         who = survivors(config, random.Random(f"{key}/{mini_batch}"), cell.survivors)
-        found = _try(replace_corrections(scene, corrections(config, cell.flipped)), cell, mini_batch, who)
+        found = _try(replace_corrections(sim, corrections(config, cell.flipped)), cell, mini_batch, who)
         found |= {"seconds": found.pop("replayed_s", None) or seconds.get(cell)}
         cells.append(asdict(cell) | found)
-    scene.trainee.restore(after)
-    scene.undo_behind(mini_batch)
-    scene.remembered.clear()
+    sim.trainee.restore(after)
+    sim.undo_behind(mini_batch)
+    sim.remembered.clear()
     return {
         "mini_batch": mini_batch,
         "before": {"accuracy": accuracy, "loss": loss},
@@ -221,40 +221,40 @@ def try_scenario(scene: Scene, mini_batch: int, config: MiniBatchFailure, key: s
     }
 
 
-def replace_corrections(scene: Scene, chosen: Corrections) -> Scene:
+def replace_corrections(sim: SimulatedRun, chosen: Corrections) -> SimulatedRun:
     """The same run with other corrections and an empty record."""
-    return replace(scene, corrections=chosen, applied=[], lost_samples=[], kept=True, steps_s=[])
+    return replace(sim, corrections=chosen, applied=[], lost_samples=[], kept=True, steps_s=[])
 
 
-def _try(scene: Scene, cell: Cell, mini_batch: int, who: tuple[int, ...]) -> dict[str, Any]:
-    RECOVER[cell.strategy](scene, Failure(mini_batch, cell.percent, who))
-    accuracy, loss = scene.samples.accuracy(scene.trainee.model)
+def _try(sim: SimulatedRun, cell: Cell, mini_batch: int, who: tuple[int, ...]) -> dict[str, Any]:
+    RECOVER[cell.strategy](sim, Failure(mini_batch, cell.percent, who))
+    accuracy, loss = sim.samples.accuracy(sim.trainee.model)
     restarted = cell.strategy == "checkpoint_restart"
-    first = mini_batch - (mini_batch - 1) % scene.samples.per_epoch if restarted else mini_batch
+    first = mini_batch - (mini_batch - 1) % sim.samples.per_epoch if restarted else mini_batch
     return {
         "accuracy": accuracy,
         "loss": loss,
-        "digest": scene.trainee.digest(),
-        "kept": scene.kept,
-        "contributed": _contributed(scene, mini_batch),
-        **_accounts(scene, first, mini_batch),
-        **(left_out(scene, mini_batch, cell.percent, who) if who else {}),
-        "replayed": len(scene.steps_s),
-        "replayed_s": sum(scene.steps_s) if restarted else None,
+        "digest": sim.trainee.digest(),
+        "kept": sim.kept,
+        "contributed": _contributed(sim, mini_batch),
+        **_accounts(sim, first, mini_batch),
+        **(left_out(sim, mini_batch, cell.percent, who) if who else {}),
+        "replayed": len(sim.steps_s),
+        "replayed_s": sum(sim.steps_s) if restarted else None,
     }
 
 
-def _contributed(scene: Scene, mini_batch: int) -> list[int]:
+def _contributed(sim: SimulatedRun, mini_batch: int) -> list[int]:
     """How many workers contributed to each update of `mini_batch` that is part of the state."""
-    return [len(each.samples) // scene.samples.size.batch for each in scene.applied if each.global_step == mini_batch and each.layers]
+    return [len(each.samples) // sim.samples.size.batch for each in sim.applied if each.global_step == mini_batch and each.layers]
 
 
-def _accounts(scene: Scene, first: int, mini_batch: int) -> dict[str, Any]:
+def _accounts(sim: SimulatedRun, first: int, mini_batch: int) -> dict[str, Any]:
     """Lost and repeated samples of the mini-batches from `first` on, what the record misses, and whether an empty record would have passed."""
-    windows = {step: scene.samples.window(step) for step in range(first, mini_batch + 1)}
-    names = scene.trainee.names
+    windows = {step: sim.samples.window(step) for step in range(first, mini_batch + 1)}
+    names = sim.trainee.names
     pairs = len(windows[mini_batch]) * len(names)
-    shares = {effect: sum(len(e.samples) * len(e.layers) for e in scene.lost_samples if e.effect == effect) / pairs for effect in (LOST, REPEATED)}
-    wrong = unaccounted(windows, names, scene.applied, scene.lost_samples)
-    blind = bool(scene.lost_samples) and not unaccounted(windows, names, scene.applied, [])
+    shares = {effect: sum(len(e.samples) * len(e.layers) for e in sim.lost_samples if e.effect == effect) / pairs for effect in (LOST, REPEATED)}
+    wrong = unaccounted(windows, names, sim.applied, sim.lost_samples)
+    blind = bool(sim.lost_samples) and not unaccounted(windows, names, sim.applied, [])
     return {**shares, "unaccounted": wrong[:3], "blind": blind}

@@ -12,7 +12,7 @@ from ecrl_cli.replication.mini_batch import tables
 from ecrl_cli.replication.mini_batch.cells import Cell, corrections
 from ecrl_cli.replication.mini_batch.counts import APPLICATIONS, Case, Counts, Run, cell_of, label, measured, spread
 from ecrl_cli.replication.mini_batch.dormant import RANKS
-from ecrl_cli.replication.mini_batch.scene import EXACT
+from ecrl_cli.replication.mini_batch.simulated_run import EXACT
 from ecrl_cli.studies.frame.result import Figure, Findings, Series
 from ecrl_cli.studies.frame.study import Record
 

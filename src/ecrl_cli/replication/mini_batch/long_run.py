@@ -15,7 +15,7 @@ from ecrl_cli.errors import ConfigError
 from ecrl_cli.models import build
 from ecrl_cli.replication.mini_batch.cells import corrections, middle, replace_corrections, survivors
 from ecrl_cli.replication.mini_batch.samples import Samples, samples_of
-from ecrl_cli.replication.mini_batch.scene import EXACT, RECOVER, WITH_SURVIVORS, Failure, Scene
+from ecrl_cli.replication.mini_batch.simulated_run import EXACT, RECOVER, WITH_SURVIVORS, Failure, SimulatedRun
 from ecrl_cli.replication.mini_batch.simulated_trainer import Checkpoints, State, Trainee, Workers
 from ecrl_cli.replication.mini_batch.sizes import SIZES, Size
 from ecrl_cli.verify.sample_accounting import unaccounted
@@ -36,61 +36,63 @@ def struck(config: MiniBatchFailure, last: int, often: str) -> list[int]:
     return sorted({max(1, round(last * (index + 1) / (number + 1))) for index in range(number)})
 
 
-def long_run(scene: Scene, config: MiniBatchFailure, seed: int, key: str, scratch: Path) -> dict[str, Any]:
+def long_run(sim: SimulatedRun, config: MiniBatchFailure, seed: int, key: str, scratch: Path) -> dict[str, Any]:
     """Train without a failure and under every arm to the end. Returns JSON values."""
-    last = scene.samples.size.mini_batches(scene.workers.number)
-    start = scene.trainee.state()
+    last = sim.samples.size.mini_batches(sim.workers.number)
+    start = sim.trainee.state()
     begins = {struck(config, last, often)[0]: start for _, often in arms(config, seed)}
     for mini_batch in sorted(begins):
-        scene.run_to(mini_batch - 1)
-        begins[mini_batch] = scene.trainee.state()
-    scene.run_to(last)
-    accuracy, loss = scene.samples.accuracy(scene.trainee.model)
-    baseline = scene.trainee.digest()
+        sim.run_to(mini_batch - 1)
+        begins[mini_batch] = sim.trainee.state()
+    sim.run_to(last)
+    accuracy, loss = sim.samples.accuracy(sim.trainee.model)
+    baseline = sim.trainee.digest()
     found = []
     for strategy, often in arms(config, seed):
         failing = struck(config, last, often)
         first = 1 if strategy == "checkpoint_restart" else failing[0]  # starts at 1: it takes its own checkpoints
         begin = start if first == 1 else begins[first]
-        found.append(_arm(scene, config, (strategy, often, failing), (first, begin), key, scratch / f"{strategy}-{often}"))
+        found.append(_arm(sim, config, (strategy, often, failing), (first, begin), key, scratch / f"{strategy}-{often}"))
         found[-1]["same"] = found[-1].pop("digest") == baseline
     return {"mini_batches": last, "baseline": {"accuracy": accuracy, "loss": loss}, "arms": found}
 
 
-def _arm(whole: Scene, config: MiniBatchFailure, arm: tuple[str, str, list[int]], begin: tuple[int, State], key: str, folder: Path) -> dict[str, Any]:
+def _arm(
+    whole: SimulatedRun, config: MiniBatchFailure, arm: tuple[str, str, list[int]], begin: tuple[int, State], key: str, folder: Path
+) -> dict[str, Any]:
     """Train to the end from `begin`, the state before the first mini-batch that fails."""
     strategy, often, failing = arm
     first, state = begin
     last = whole.samples.size.mini_batches(whole.workers.number)
     checkpoints = Checkpoints(folder, whole.trainee)
-    scene = replace_corrections(whole, corrections(config))
-    scene.checkpoints = checkpoints
-    scene.trainee.restore(state)
-    scene.trainee.cursor.done = first - 1
+    sim = replace_corrections(whole, corrections(config))
+    sim.checkpoints = checkpoints
+    sim.trainee.restore(state)
+    sim.trainee.cursor.done = first - 1
     try:
         for mini_batch in failing:
-            _forward(scene, strategy, mini_batch - 1)
+            _forward(sim, strategy, mini_batch - 1)
             if strategy == "checkpoint_restart":
-                scene.checkpoint_if_due()
+                sim.checkpoint_if_due()
             number = middle(config.survivors) if strategy in WITH_SURVIVORS else 0
             who = survivors(config, random.Random(f"{key}/{mini_batch}"), number)
-            RECOVER[strategy](scene, Failure(mini_batch, middle(config.percents), who))
-        _forward(scene, strategy, last)
+            RECOVER[strategy](sim, Failure(mini_batch, middle(config.percents), who))
+        _forward(sim, strategy, last)
     finally:
         checkpoints.close()
-    accuracy, loss = scene.samples.accuracy(scene.trainee.model)
-    windows = {step: scene.samples.window(step) for step in range(first, last + 1)}
-    wrong = unaccounted(windows, scene.trainee.names, scene.applied, scene.lost_samples)
+    accuracy, loss = sim.samples.accuracy(sim.trainee.model)
+    windows = {step: sim.samples.window(step) for step in range(first, last + 1)}
+    wrong = unaccounted(windows, sim.trainee.names, sim.applied, sim.lost_samples)
     facts = {"strategy": strategy, "often": often, "failures": len(failing), "accuracy": accuracy, "loss": loss}
-    return facts | {"digest": scene.trainee.digest(), "unaccounted": wrong[:3], "kept": scene.kept}
+    return facts | {"digest": sim.trainee.digest(), "unaccounted": wrong[:3], "kept": sim.kept}
 
 
-def _forward(scene: Scene, strategy: str, mini_batch: int) -> None:
+def _forward(sim: SimulatedRun, strategy: str, mini_batch: int) -> None:
     """Train up to the mini-batch; checkpoints are taken only by the strategy that restarts from them."""
     if strategy == "checkpoint_restart":
-        scene.run_to(mini_batch)
-    while scene.done < mini_batch:
-        scene.step()
+        sim.run_to(mini_batch)
+    while sim.done < mini_batch:
+        sim.step()
 
 
 _COPIES = 8  # copies of the state besides one set of gradients per worker: parameters, moments, before, after, what is averaged

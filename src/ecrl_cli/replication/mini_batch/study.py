@@ -26,7 +26,7 @@ from ecrl_cli.replication.mini_batch.sizes import SIZES, Size
 from ecrl_cli.studies.frame.study import Arm, Study, StudyContext, Trial
 
 if TYPE_CHECKING:  # a trial needs torch, listing the study's keys does not
-    from ecrl_cli.replication.mini_batch.scene import Scene
+    from ecrl_cli.replication.mini_batch.simulated_run import SimulatedRun
 
 POINTS = 20  # of the held-out accuracy over the run
 _DATA_SETS = {"resnet50": "tinyimagenet", "nt3": "nt3"}
@@ -89,7 +89,7 @@ def _train(context: StudyContext, trial: Trial) -> dict[str, Any]:
     from ecrl_cli.replication.mini_batch.cells import corrections
     from ecrl_cli.replication.mini_batch.long_run import long_run
     from ecrl_cli.replication.mini_batch.samples import samples_of
-    from ecrl_cli.replication.mini_batch.scene import Scene
+    from ecrl_cli.replication.mini_batch.simulated_run import SimulatedRun
     from ecrl_cli.replication.mini_batch.simulated_trainer import Checkpoints, Trainee, Workers
 
     keys, application, seed = context.keys, trial.facts["application"], trial.facts["seed"]
@@ -102,45 +102,45 @@ def _train(context: StudyContext, trial: Trial) -> dict[str, Any]:
         workers = Workers(trainee, samples)
         init_s = monotonic() - began
         checkpoints = Checkpoints(folder / "checkpoints", trainee)
-        scene = Scene(trainee, workers, checkpoints, corrections(keys))
+        sim = SimulatedRun(trainee, workers, checkpoints, corrections(keys))
         try:
             if trial.facts["kind"] == "long":
-                return long_run(scene, keys, seed, str(drawn), folder)
-            return _cells(context, scene, size, trial, str(drawn)) | {"parts": _parts(scene, init_s)}
+                return long_run(sim, keys, seed, str(drawn), folder)
+            return _cells(context, sim, size, trial, str(drawn)) | {"parts": _parts(sim, init_s)}
         finally:
             checkpoints.close()
 
 
-def _cells(context: StudyContext, scene: Scene, size: Size, trial: Trial, drawn: str) -> dict[str, Any]:
+def _cells(context: StudyContext, sim: SimulatedRun, size: Size, trial: Trial, drawn: str) -> dict[str, Any]:
     """The whole run without failures, with its accuracy at intervals, and all cells at each scenario."""
     from ecrl_cli.replication.mini_batch.cells import try_scenario
 
     last = size.mini_batches(context.keys.replicas)
     looks = {max(1, round(last * (index + 1) / POINTS)) for index in range(POINTS)}
-    evolution, scenarios = [[0, *scene.samples.accuracy(scene.trainee.model)]], []
+    evolution, scenarios = [[0, *sim.samples.accuracy(sim.trainee.model)]], []
     for mini_batch in sorted(looks | set(size.scenarios.values())):
-        scene.run_to(mini_batch - 1)
+        sim.run_to(mini_batch - 1)
         if mini_batch in size.scenarios.values():
-            scenarios.append(try_scenario(scene, mini_batch, context.keys, drawn, context.rng(f"{trial.key}/{mini_batch}")))
+            scenarios.append(try_scenario(sim, mini_batch, context.keys, drawn, context.rng(f"{trial.key}/{mini_batch}")))
         else:
-            scene.run_to(mini_batch)
-        evolution.append([mini_batch, *scene.samples.accuracy(scene.trainee.model)])
+            sim.run_to(mini_batch)
+        evolution.append([mini_batch, *sim.samples.accuracy(sim.trainee.model)])
     return {"evolution": evolution, "scenarios": scenarios}
 
 
-def _parts(scene: Scene, init_s: float) -> dict[str, Any]:
+def _parts(sim: SimulatedRun, init_s: float) -> dict[str, Any]:
     """Measurements for `components.MeasuredParts`."""
     began = monotonic()
-    scene.checkpoints.restore()
+    sim.checkpoints.restore()
     load_s = monotonic() - began
-    saving = scene.checkpoints.saving_s
+    saving = sim.checkpoints.saving_s
     return {
-        "workers": scene.workers.number,
-        "mini_batches_per_epoch": scene.samples.per_epoch,
-        "mini_batches": scene.samples.size.mini_batches(scene.workers.number),
-        "layers": len(scene.trainee.parameters),
-        "model_bytes": scene.trainee.nbytes,
-        "mini_batch_s": sum(scene.steps_s) / len(scene.steps_s),
+        "workers": sim.workers.number,
+        "mini_batches_per_epoch": sim.samples.per_epoch,
+        "mini_batches": sim.samples.size.mini_batches(sim.workers.number),
+        "layers": len(sim.trainee.parameters),
+        "model_bytes": sim.trainee.nbytes,
+        "mini_batch_s": sum(sim.steps_s) / len(sim.steps_s),
         "init_s": init_s,
         "checkpoint_s": sum(saving) / len(saving),
         "load_s": load_s,

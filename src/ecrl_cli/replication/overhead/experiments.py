@@ -14,7 +14,7 @@ from ecrl_cli.replication.overhead import closed_forms
 from ecrl_cli.replication.overhead.closed_forms import daly, daly_first, exact, exact_interval, expected_wall, young
 from ecrl_cli.replication.overhead.record_index import Failure
 from ecrl_cli.replication.overhead.simulate import Failures, Floats, JobSpec, simulate, sweep
-from ecrl_cli.replication.overhead.strategies import BY_NAME, STRATEGIES, Loss, Parts, Scene, checkpoint_restart, course, waiting
+from ecrl_cli.replication.overhead.strategies import BY_NAME, STRATEGIES, FailureScenario, Loss, Parts, checkpoint_restart, course, waiting
 
 
 class Estimate(NamedTuple):
@@ -135,9 +135,9 @@ class Experiments:
 
     config: RecoveryOverhead
 
-    def scene(self, workers: int) -> Scene:
+    def scenario(self, workers: int) -> FailureScenario:
         config = self.config
-        return Scene(workers, config.casualties, config.replace_s, config.spare_share)
+        return FailureScenario(workers, config.casualties, config.replace_s, config.spare_share)
 
     def run(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
         return {
@@ -154,7 +154,7 @@ class Experiments:
     def optimum(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
         """The best interval of checkpoint_restart."""
         parts = parts_of(facts)
-        restart = waiting(checkpoint_restart(parts, self.scene(facts["workers"]), Loss(0.0)))
+        restart = waiting(checkpoint_restart(parts, self.scenario(facts["workers"]), Loss(0.0)))
         failures = Failures(facts["mtbf"], facts["shape"])
         made = JobSpec(checkpoint=parts.checkpoint, restart=restart)
         found = search(made, failures, self.config.failures, self.config.repetitions, rng)
@@ -163,16 +163,16 @@ class Experiments:
     def scale(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
         """Every strategy in one cell under the same failures."""
         seed = int(rng.integers(2**63))
-        parts, scene, mtbf = parts_of(facts), self.scene(facts["workers"]), facts["mtbf"]
+        parts, scenario, mtbf = parts_of(facts), self.scenario(facts["workers"]), facts["mtbf"]
         rows, pairs = [], []
         walls = dict[str, Floats]()
         for percent in self.config.fatal_percent:
             for strategy in STRATEGIES:
                 if strategy.rolls_back and strategy.name in walls:
                     continue  # every failure is fatal here anyway
-                row, walls[strategy.name] = self._job(course(strategy, parts, scene, mtbf, percent / 100), mtbf, seed)
+                row, walls[strategy.name] = self._job(course(strategy, parts, scenario, mtbf, percent / 100), mtbf, seed)
                 every = None if strategy.rolls_back else percent
-                rows.append({"strategy": strategy.name, "fatal_percent": every, **row, "samples": strategy.samples(scene.gone)})
+                rows.append({"strategy": strategy.name, "fatal_percent": every, **row, "samples": strategy.samples(scenario.gone)})
             pairs += [{"fatal_percent": percent, **paired} for a, b in PAIRS if (paired := _paired(a, b, walls)) is not None]
         return {"rows": rows, "pairs": pairs}
 
@@ -205,7 +205,7 @@ class Experiments:
         """The model's prediction for a recorded failure without a wait for a replacement. In the record the interrupted step is part of the
         detection time."""
         failure = Failure(**{f.name: facts[f.name] for f in fields(Failure)})
-        costs = checkpoint_restart(parts_of(facts["others"]), Scene(facts["workers"]), Loss(failure.since, 0.0))
+        costs = checkpoint_restart(parts_of(facts["others"]), FailureScenario(facts["workers"]), Loss(failure.since, 0.0))
         return {"predicted": costs, "total": math.fsum(costs.values()), "measured": failure.total}
 
 

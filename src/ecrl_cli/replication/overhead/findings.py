@@ -83,7 +83,7 @@ def _parts(index: RecordIndex) -> Iterator[Figure]:
     """The parts of a failure, without the replay of a checkpoint restart, which would dwarf the rest."""
     for model, parts in index.models.items():
         strategies = [strategy for strategy in STRATEGIES if not strategy.every_epoch]
-        costs = [s.costs(parts, index.scene(index.least), expected_loss(parts, parts.every)) for s in strategies]
+        costs = [s.costs(parts, index.scenario(index.least), expected_loss(parts, parts.every)) for s in strategies]
         series = tuple(Series(label, tuple(sum(cost.get(name, 0.0) for name in names) for cost in costs)) for label, names in GROUPS.items())
         title = f"{model}: what a failure costs besides the replay since the checkpoint, {index.least} workers"
         yield Figure(f"parts-{model}", title, "stacked", "strategy", "seconds", series, tuple(s.name for s in strategies))

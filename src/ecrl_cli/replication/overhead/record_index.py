@@ -17,7 +17,7 @@ from ecrl_cli.history.timeline import Timeline, phases, timeline
 from ecrl_cli.metrics.checkpoints import account
 from ecrl_cli.metrics.recoveries import Restart, restarts
 from ecrl_cli.records.layout import RunLayout, is_folder
-from ecrl_cli.replication.overhead.strategies import Parts, Scene
+from ecrl_cli.replication.overhead.strategies import FailureScenario, Parts
 from ecrl_cli.studies.frame.study import Record
 
 # Which recorded phases make up which part.
@@ -195,8 +195,8 @@ class RecordIndex:
     def of(self, kind: str) -> list[Record]:
         return [record for record in self.records if record.facts["kind"] == kind]
 
-    def scene(self, workers: int) -> Scene:
-        return Scene(workers, self.config.casualties, self.config.replace_s, self.config.spare_share)
+    def scenario(self, workers: int) -> FailureScenario:
+        return FailureScenario(workers, self.config.casualties, self.config.replace_s, self.config.spare_share)
 
     @property
     def least(self) -> int:

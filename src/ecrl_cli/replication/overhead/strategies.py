@@ -65,7 +65,7 @@ RESTARTS = ("detect", "replace", "init", "restart", "spare", "regroup", "join") 
 
 
 @dataclass(frozen=True)
-class Scene:
+class FailureScenario:
     """A job of `workers`, of which `casualties` (fewer) die at once; replacements arrive after `replace_s`; a warm spare takes `spare_share` of a
     cold start."""
 
@@ -91,27 +91,27 @@ class Loss:
 Costs = dict[str, float]
 
 
-def checkpoint_restart(parts: Parts, scene: Scene, loss: Loss) -> Costs:
+def checkpoint_restart(parts: Parts, scenario: FailureScenario, loss: Loss) -> Costs:
     """All workers restart; everything since the checkpoint is replayed, and the current mini-batch redone."""
-    return {"detect": parts.detect, "replace": scene.replace_s, "init": parts.init, "restart": parts.restart, **_replay(parts, loss)}
+    return {"detect": parts.detect, "replace": scenario.replace_s, "init": parts.init, "restart": parts.restart, **_replay(parts, loss)}
 
 
-def spared_restart(parts: Parts, scene: Scene, loss: Loss) -> Costs:
+def spared_restart(parts: Parts, scenario: FailureScenario, loss: Loss) -> Costs:
     """Checkpoint restart from warm spare processes."""
-    return {"detect": parts.detect, "spare": scene.spare_share * parts.start, **_replay(parts, loss)}
+    return {"detect": parts.detect, "spare": scenario.spare_share * parts.start, **_replay(parts, loss)}
 
 
-def in_memory(parts: Parts, scene: Scene, loss: Loss) -> Costs:
+def in_memory(parts: Parts, scenario: FailureScenario, loss: Loss) -> Costs:
     """Restart from warm processes and the last in-memory snapshot, one per mini-batch: only the current mini-batch is redone."""
-    return spared_restart(parts, scene, Loss(0.0, loss.share))
+    return spared_restart(parts, scenario, Loss(0.0, loss.share))
 
 
-def immediate_rollback(parts: Parts, scene: Scene, loss: Loss) -> Costs:
+def immediate_rollback(parts: Parts, scenario: FailureScenario, loss: Loss) -> Costs:
     """New workers get a survivor's state and the mini-batch runs again. Published cost: restart and one mini-batch; here only its done share is
     lost."""
     return {
         "detect": parts.detect,
-        "replace": scene.replace_s,
+        "replace": scenario.replace_s,
         "init": parts.init,
         "restart": parts.restart,
         "join": parts.join,
@@ -119,19 +119,19 @@ def immediate_rollback(parts: Parts, scene: Scene, loss: Loss) -> Costs:
     }
 
 
-def spared_rollback(parts: Parts, scene: Scene, loss: Loss) -> Costs:
+def spared_rollback(parts: Parts, scenario: FailureScenario, loss: Loss) -> Costs:
     """Immediate rollback with warm spares in place of the dead workers."""
-    return {"detect": parts.detect, "spare": scene.spare_share * parts.start, "join": parts.join, **_redo(parts, loss)}
+    return {"detect": parts.detect, "spare": scenario.spare_share * parts.start, "join": parts.join, **_redo(parts, loss)}
 
 
-def lossy_forward(parts: Parts, scene: Scene, loss: Loss) -> Costs:
+def lossy_forward(parts: Parts, scenario: FailureScenario, loss: Loss) -> Costs:
     """Survivors finish the mini-batch: lost are the casualties' samples, and their share of throughput until replacements join."""
-    return {**_survivors(parts), "lost": scene.gone * parts.mini_batch, "degraded": scene.gone * (scene.replace_s + parts.start)}
+    return {**_survivors(parts), "lost": scenario.gone * parts.mini_batch, "degraded": scenario.gone * (scenario.replace_s + parts.start)}
 
 
-def skip(parts: Parts, scene: Scene, loss: Loss) -> Costs:
+def skip(parts: Parts, scenario: FailureScenario, loss: Loss) -> Costs:
     """Survivors drop the mini-batch and continue with the next."""
-    return {**_survivors(parts), **_redo(parts, loss), "degraded": scene.gone * (scene.replace_s + parts.start)}
+    return {**_survivors(parts), **_redo(parts, loss), "degraded": scenario.gone * (scenario.replace_s + parts.start)}
 
 
 def _survivors(parts: Parts) -> Costs:
@@ -154,7 +154,7 @@ class Strategy:
     workers gone."""
 
     name: str
-    costs: Callable[[Parts, Scene, Loss], Costs]
+    costs: Callable[[Parts, FailureScenario, Loss], Costs]
     rolls_back: bool = False
     every_epoch: bool = False
     snapshots: bool = False
@@ -184,12 +184,12 @@ def expected_loss(parts: Parts, every: float) -> Loss:
     return Loss(max(0.0, every / 2 - 0.5), 0.5)
 
 
-def course(strategy: Strategy, parts: Parts, scene: Scene, mtbf: float, fatal: float) -> JobSpec:
+def course(strategy: Strategy, parts: Parts, scenario: FailureScenario, mtbf: float, fatal: float) -> JobSpec:
     """Job parameters under `strategy`; `fatal`: share of failures that leave no usable survivor state."""
     if strategy.rolls_back:
         interval = parts.every * parts.mini_batch if strategy.every_epoch else _interval(parts, mtbf)
-        return JobSpec(interval, parts.checkpoint, restart=waiting(strategy.costs(parts, scene, Loss(0.0))))
-    costs = strategy.costs(parts, scene, Loss(0.0))
+        return JobSpec(interval, parts.checkpoint, restart=waiting(strategy.costs(parts, scenario, Loss(0.0))))
+    costs = strategy.costs(parts, scenario, Loss(0.0))
     alive = JobSpec(
         fatal=fatal,
         pause=waiting(costs),
@@ -200,7 +200,7 @@ def course(strategy: Strategy, parts: Parts, scene: Scene, mtbf: float, fatal: f
     if fatal == 0:
         return alive
     back = spared_restart if "spare" in costs else checkpoint_restart
-    restart = waiting(back(parts, scene, Loss(0.0)))
+    restart = waiting(back(parts, scenario, Loss(0.0)))
     return replace(alive, interval=_interval(parts, mtbf / fatal), checkpoint=parts.checkpoint, restart=restart)
 
 

@@ -78,8 +78,8 @@ def _two_minutes(context: StudyContext) -> Iterator[Trial]:
 
 def _assumptions(context: StudyContext) -> dict[str, tuple[float, float]]:
     """Seconds of a checkpoint and of a restart under which the claim is evaluated."""
-    scene = Experiments(context.keys).scene(closed_forms.WORKERS)
-    found = {name: (p.checkpoint, waiting(checkpoint_restart(p, scene, Loss(0.0)))) for name, p in context.shared(_models).items()}
+    scenario = Experiments(context.keys).scenario(closed_forms.WORKERS)
+    found = {name: (p.checkpoint, waiting(checkpoint_restart(p, scenario, Loss(0.0)))) for name, p in context.shared(_models).items()}
     return {"both cost nothing": (0.0, 0.0), "5 s and 30 s": (5.0, 30.0), **found}
 
 

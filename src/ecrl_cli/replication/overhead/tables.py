@@ -69,7 +69,7 @@ def per_failure(index: RecordIndex) -> Table:
 
 
 def _failure_row(index: RecordIndex, model: str, parts: Parts, strategy: Strategy) -> Row:
-    costs = strategy.costs(parts, index.scene(index.least), expected_loss(parts, parts.every))
+    costs = strategy.costs(parts, index.scenario(index.least), expected_loss(parts, parts.every))
     row: Row = {"model": model, "strategy": strategy.name, **{name: costs.get(name) for name in NAMES}, "total": math.fsum(costs.values())}
     row["checkpoint"] = parts.checkpoint if strategy.rolls_back else parts.snapshot if strategy.snapshots else None
     return row | {"published": published(strategy.name, parts, parts.every / 2)}
@@ -236,7 +236,7 @@ def threshold(index: RecordIndex, parts: Parts, a: Strategy, b: Strategy) -> flo
 
 
 def _survived(index: RecordIndex, parts: Parts, strategy: Strategy, workers: int) -> float:
-    return math.fsum(strategy.costs(parts, index.scene(workers), Loss(0.0)).values())
+    return math.fsum(strategy.costs(parts, index.scenario(workers), Loss(0.0)).values())
 
 
 HOUR = 3600.0

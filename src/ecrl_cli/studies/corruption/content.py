@@ -102,7 +102,7 @@ STEPS = (10, 20, 30)
 
 
 @dataclass(frozen=True)
-class Scene:
+class StoreFixture:
     """`single`: the layout. All random choices come from `rng`."""
 
     layout: RunLayout
@@ -136,10 +136,10 @@ class Scene:
 
 
 @contextmanager
-def scene(root: Path, rng: random.Random, *, single: bool) -> Iterator[Scene]:
-    """Build a scene at `root`; the caller removes the folder."""
+def fixture(root: Path, rng: random.Random, *, single: bool) -> Iterator[StoreFixture]:
+    """Build one at `root`; the caller removes the folder."""
     with store_in(root) as store:
-        made = Scene(RunLayout(root), store, rng, rng.getrandbits(48), single)
+        made = StoreFixture(RunLayout(root), store, rng, rng.getrandbits(48), single)
         attempt = made.layout.attempt(0)
         attempt.folder.mkdir(parents=True)
         with closing(CheckpointLog(Journal(attempt.checkpoints), made.layout, 0)) as log:

@@ -12,7 +12,7 @@ from ecrl_cli.checkpoint.format.manifest import components
 from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import image_components
 from ecrl_cli.records.events import Attempt
-from ecrl_cli.studies.corruption.content import STEPS, Scene, scene
+from ecrl_cli.studies.corruption.content import STEPS, StoreFixture, fixture
 from ecrl_cli.studies.corruption.in_memory import looked
 from ecrl_cli.studies.corruption.structural_cases import GROUP, SINGLE, Row
 from ecrl_cli.studies.frame.store_fixture import GUARD, put_zero_device
@@ -55,7 +55,7 @@ def run(setting: StudyContext, trial: Trial, judging: Callable[[], AbstractConte
     """Tamper; then, within the context `judging`, run the integrity check, recovery and the readers of records."""
     root, row = setting.scratch / "run", row_of(trial)
     try:
-        with scene(root, setting.rng(trial.key), single=trial.facts["layout"] == "single") as made:
+        with fixture(root, setting.rng(trial.key), single=trial.facts["layout"] == "single") as made:
             suspect = row.do(made) or made.newest
             with judging():
                 return _answers(made, row, suspect)
@@ -63,7 +63,7 @@ def run(setting: StudyContext, trial: Trial, judging: Callable[[], AbstractConte
         shutil.rmtree(root)
 
 
-def _answers(made: Scene, row: Row, suspect: Path) -> dict[str, Any]:
+def _answers(made: StoreFixture, row: Row, suspect: Path) -> dict[str, Any]:
     look = looked(lambda: verify_checkpoint(suspect, GUARD))
     report, untyped = _recovered(made)
     recovered = report.global_step if report else None
@@ -79,7 +79,7 @@ def _answers(made: Scene, row: Row, suspect: Path) -> dict[str, Any]:
     return found | {"exact": exact, "as_expected": right and (recovered is None or exact == row.exact), "outcome": _outcome(found, exact)}
 
 
-def _recovered(made: Scene) -> tuple[IntegrityReport | None, str]:
+def _recovered(made: StoreFixture) -> tuple[IntegrityReport | None, str]:
     """The checkpoint that recovery chose, or the exception raised instead."""
     try:
         return made.store.newest_valid().report, ""
@@ -97,7 +97,7 @@ def _outcome(found: dict[str, Any], exact: bool) -> str:
     return "new" if found["recovered"] == STEPS[-1] else "previous"
 
 
-def missed(made: Scene) -> tuple[int, ...]:
+def missed(made: StoreFixture) -> tuple[int, ...]:
     """Steps acknowledged by the records outside the folder that are not there, intact and under their commit."""
     kept = still_kept(made.layout, (Attempt(0, 1),))
     return tuple(sorted(step for step, line in kept.items() if _whole_as(made.step(step)) != line.commit_sha256))

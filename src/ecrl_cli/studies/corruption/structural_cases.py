@@ -14,11 +14,11 @@ from ecrl_cli.checkpoint.format.hashing import tensor_sha256
 from ecrl_cli.checkpoint.format.image import header_of
 from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LATEST_OK, MANIFEST, MODEL, OPTIMIZER, RNG, STAGE_PREFIX, TRAIN, step_name
 from ecrl_cli.studies.corruption.byte_faults import bitflip, put
-from ecrl_cli.studies.corruption.content import STEPS, Scene, store_in
+from ecrl_cli.studies.corruption.content import STEPS, StoreFixture, store_in
 from ecrl_cli.studies.frame.store_fixture import forge, put_commit, put_socket, put_zero_device
 
 PARTS = (MODEL, OPTIMIZER, RNG, TRAIN)
-Tamper = Callable[[Scene], Path | None]
+Tamper = Callable[[StoreFixture], Path | None]
 
 
 @dataclass(frozen=True)
@@ -36,122 +36,122 @@ class Row:
     needs: str = ""
 
 
-def some_part(scene: Scene) -> Path:
-    return scene.newest if scene.single else scene.newest / scene.rng.choice(PARTS)
+def some_part(fixture: StoreFixture) -> Path:
+    return fixture.newest if fixture.single else fixture.newest / fixture.rng.choice(PARTS)
 
 
-def part_deleted(scene: Scene) -> None:
-    some_part(scene).unlink()
+def part_deleted(fixture: StoreFixture) -> None:
+    some_part(fixture).unlink()
 
 
-def part_of_another_step(scene: Scene) -> None:
-    path = some_part(scene)
-    shutil.copy(scene.step(20) if scene.single else scene.step(20) / path.name, path)
+def part_of_another_step(fixture: StoreFixture) -> None:
+    path = some_part(fixture)
+    shutil.copy(fixture.step(20) if fixture.single else fixture.step(20) / path.name, path)
 
 
-def parts_swapped(scene: Scene) -> None:
-    model, optimizer = scene.newest / MODEL, scene.newest / OPTIMIZER
+def parts_swapped(fixture: StoreFixture) -> None:
+    model, optimizer = fixture.newest / MODEL, fixture.newest / OPTIMIZER
     first, second = model.read_bytes(), optimizer.read_bytes()
     assert len(first) == len(second) and first != second
     model.write_bytes(second)
     optimizer.write_bytes(first)
 
 
-def stale_manifest(scene: Scene) -> None:
-    shutil.copy(scene.step(20) / MANIFEST, scene.newest / MANIFEST)
+def stale_manifest(fixture: StoreFixture) -> None:
+    shutil.copy(fixture.step(20) / MANIFEST, fixture.newest / MANIFEST)
 
 
-def stale_records(scene: Scene) -> None:
-    stale_manifest(scene)
-    shutil.copy(scene.step(20) / COMMIT, scene.newest / COMMIT)
+def stale_records(fixture: StoreFixture) -> None:
+    stale_manifest(fixture)
+    shutil.copy(fixture.step(20) / COMMIT, fixture.newest / COMMIT)
 
 
-def older_under_newer_number(scene: Scene) -> Path:
-    for path in scene.files(20):
+def older_under_newer_number(fixture: StoreFixture) -> Path:
+    for path in fixture.files(20):
         path.rename(path.with_name(path.name.replace(step_name(20), step_name(40))))
-    return scene.step(40)
+    return fixture.step(40)
 
 
-def of_another_run(scene: Scene) -> Path:
-    with store_in(scene.layout.root / "other") as other:
-        other.save(scene.image(40, run_id="6" * 64), 0)
-    for path in scene.files(40):
+def of_another_run(fixture: StoreFixture) -> Path:
+    with store_in(fixture.layout.root / "other") as other:
+        other.save(fixture.image(40, run_id="6" * 64), 0)
+    for path in fixture.files(40):
         (other.root / path.name).rename(path)
-    return scene.step(40)
+    return fixture.step(40)
 
 
-def second_attempt_beside(scene: Scene) -> Path:
-    target = scene.newest.with_name(f"{scene.newest.name}.1")
-    (shutil.copy if scene.single else shutil.copytree)(scene.newest, target)
+def second_attempt_beside(fixture: StoreFixture) -> Path:
+    target = fixture.newest.with_name(f"{fixture.newest.name}.1")
+    (shutil.copy if fixture.single else shutil.copytree)(fixture.newest, target)
     return target
 
 
-def second_attempt_in_a_stage(scene: Scene) -> None:
-    target = scene.newest.with_name(f"{STAGE_PREFIX}{step_name(30)[5:]}.1.00000000")
-    (shutil.copy if scene.single else shutil.copytree)(scene.newest, target)
+def second_attempt_in_a_stage(fixture: StoreFixture) -> None:
+    target = fixture.newest.with_name(f"{STAGE_PREFIX}{step_name(30)[5:]}.1.00000000")
+    (shutil.copy if fixture.single else shutil.copytree)(fixture.newest, target)
 
 
-def part_of_another_attempt(scene: Scene) -> None:
-    with store_in(scene.layout.root / "other") as other:
-        other.save(scene.image(30, seed=scene.seed + 1), 0)
-    name = scene.newest.name if scene.single else f"{scene.newest.name}/{scene.rng.choice((MODEL, OPTIMIZER, RNG))}"
-    shutil.copy(other.root / name, scene.checkpoints / name)
+def part_of_another_attempt(fixture: StoreFixture) -> None:
+    with store_in(fixture.layout.root / "other") as other:
+        other.save(fixture.image(30, seed=fixture.seed + 1), 0)
+    name = fixture.newest.name if fixture.single else f"{fixture.newest.name}/{fixture.rng.choice((MODEL, OPTIMIZER, RNG))}"
+    shutil.copy(other.root / name, fixture.checkpoints / name)
 
 
 def extra(name: str) -> Tamper:
-    def do(scene: Scene) -> None:
-        (scene.newest / name).write_bytes((scene.newest / MODEL).read_bytes())
+    def do(fixture: StoreFixture) -> None:
+        (fixture.newest / name).write_bytes((fixture.newest / MODEL).read_bytes())
 
     return do
 
 
-def extra_folder(scene: Scene) -> None:
-    (scene.newest / "extra").mkdir()
+def extra_folder(fixture: StoreFixture) -> None:
+    (fixture.newest / "extra").mkdir()
 
 
-def hard_link(scene: Scene) -> None:
-    outside, path = scene.layout.root / "outside", some_part(scene)
+def hard_link(fixture: StoreFixture) -> None:
+    outside, path = fixture.layout.root / "outside", some_part(fixture)
     outside.write_bytes(path.read_bytes())
     path.unlink()
     os.link(outside, path)
 
 
-def linked_part(scene: Scene) -> None:
-    outside, path = scene.layout.root / "outside", some_part(scene)
+def linked_part(fixture: StoreFixture) -> None:
+    outside, path = fixture.layout.root / "outside", some_part(fixture)
     path.rename(outside)
     path.symlink_to(outside)
 
 
-def linked_step(scene: Scene) -> None:
-    outside = scene.layout.root / "outside"
-    scene.newest.rename(outside)
-    scene.newest.symlink_to(outside)
+def linked_step(fixture: StoreFixture) -> None:
+    outside = fixture.layout.root / "outside"
+    fixture.newest.rename(outside)
+    fixture.newest.symlink_to(outside)
 
 
-def fifo(scene: Scene) -> None:
-    path = some_part(scene)
+def fifo(fixture: StoreFixture) -> None:
+    path = some_part(fixture)
     path.unlink()
     os.mkfifo(path)
 
 
-def device(scene: Scene) -> None:
-    path = some_part(scene)
+def device(fixture: StoreFixture) -> None:
+    path = some_part(fixture)
     path.unlink()
     put_zero_device(path)
 
 
-def sockets(scene: Scene) -> None:
-    path = some_part(scene)
+def sockets(fixture: StoreFixture) -> None:
+    path = some_part(fixture)
     path.unlink()
     put_socket(path)
 
 
 def missing(name: str) -> Tamper:
-    return lambda scene: (scene.newest / name).unlink()
+    return lambda fixture: (fixture.newest / name).unlink()
 
 
-def sparse(scene: Scene) -> None:
-    path = scene.newest if scene.single else scene.newest / scene.rng.choice((MODEL, OPTIMIZER, RNG))
+def sparse(fixture: StoreFixture) -> None:
+    path = fixture.newest if fixture.single else fixture.newest / fixture.rng.choice((MODEL, OPTIMIZER, RNG))
     size = path.stat().st_size
     path.write_bytes(b"")
     os.truncate(path, size)
@@ -160,36 +160,36 @@ def sparse(scene: Scene) -> None:
 def pointer(text: str) -> Tamper:
     """Write `text` in place of a checkpoint's name in latest.json and latest_ok."""
 
-    def do(scene: Scene) -> None:
-        scene.store.point(scene.newest, {})
-        path = scene.checkpoints / LATEST
-        path.write_text(path.read_text(encoding="utf-8").replace(scene.newest.name, text), encoding="utf-8")
-        (scene.checkpoints / LATEST_OK).unlink()
-        (scene.checkpoints / LATEST_OK).symlink_to(text)
+    def do(fixture: StoreFixture) -> None:
+        fixture.store.point(fixture.newest, {})
+        path = fixture.checkpoints / LATEST
+        path.write_text(path.read_text(encoding="utf-8").replace(fixture.newest.name, text), encoding="utf-8")
+        (fixture.checkpoints / LATEST_OK).unlink()
+        (fixture.checkpoints / LATEST_OK).symlink_to(text)
 
     return do
 
 
-def pointer_to_partial(scene: Scene) -> None:
-    pointer(step_name(20))(scene)
-    scene.files(20)[0].unlink() if scene.single else (scene.step(20) / COMMIT).unlink()
+def pointer_to_partial(fixture: StoreFixture) -> None:
+    pointer(step_name(20))(fixture)
+    fixture.files(20)[0].unlink() if fixture.single else (fixture.step(20) / COMMIT).unlink()
 
 
-def pointer_flipped(scene: Scene) -> None:
-    scene.store.point(scene.newest, {})
-    path = scene.checkpoints / LATEST
-    path.write_bytes(bitflip(path.read_bytes(), scene.rng))
+def pointer_flipped(fixture: StoreFixture) -> None:
+    fixture.store.point(fixture.newest, {})
+    path = fixture.checkpoints / LATEST
+    path.write_bytes(bitflip(path.read_bytes(), fixture.rng))
 
 
 def deleted(*steps: int, forgotten: bool = False) -> Tamper:
     """Delete the checkpoints of `steps`; `forgotten`: also every record of them."""
 
-    def do(scene: Scene) -> None:
+    def do(fixture: StoreFixture) -> None:
         for step in steps:
-            for path in scene.files(step):
+            for path in fixture.files(step):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         if forgotten:
-            journal = scene.layout.attempt(0).checkpoints
+            journal = fixture.layout.attempt(0).checkpoints
             kept = [line for line in journal.read_text(encoding="utf-8").splitlines(True) if not any(step_name(step) in line for step in steps)]
             journal.write_text("".join(kept), encoding="utf-8")
 
@@ -234,7 +234,7 @@ Edit = Callable[[dict[str, Any]], object]
 
 
 def forged(edit: Edit) -> Tamper:
-    return lambda scene: forge(scene.newest, edit)
+    return lambda fixture: forge(fixture.newest, edit)
 
 
 def without(part: str) -> Edit:
@@ -254,46 +254,46 @@ def another_tensor_digest(manifest: dict[str, Any]) -> None:
     manifest["parts"][MODEL]["tensors"]["parameters.layer.weight"]["sha256"] = "0" * 64
 
 
-def another_header(scene: Scene) -> None:
+def another_header(fixture: StoreFixture) -> None:
     """Two vectors of equal length swap places in the header, with every hash updated."""
-    data = (scene.newest / MODEL).read_bytes()
-    specs = [place.spec for part in scene.image(30).parts if part.name == MODEL for place in part.tensors]
+    data = (fixture.newest / MODEL).read_bytes()
+    specs = [place.spec for part in fixture.image(30).parts if part.name == MODEL for place in part.tensors]
     swapped = {"parameters.layer.bias": "parameters.norm.weight", "parameters.norm.weight": "parameters.layer.bias"}
     header = header_of([replace(spec, name=swapped.get(spec.name, spec.name)) for spec in specs])
     shorter = header.replace(b'"shape":[64]', b'"shape":[63]', 1)
-    forge(scene.newest, lambda manifest: None, {MODEL: put(data, 0, shorter)})
+    forge(fixture.newest, lambda manifest: None, {MODEL: put(data, 0, shorter)})
 
 
 def value_changed(part: str, tensor: str, piece: bytes) -> Tamper:
     """The first element of `tensor` becomes `piece`, with all records updated."""
 
-    def do(scene: Scene) -> None:
-        place = next(p for each in scene.image(30).parts for p in each.tensors if p.spec.name == tensor)
-        start = place.offset - next(each.offset for each in scene.image(30).parts if each.name == part)
-        data = put((scene.newest / part).read_bytes(), start, piece)
+    def do(fixture: StoreFixture) -> None:
+        place = next(p for each in fixture.image(30).parts for p in each.tensors if p.spec.name == tensor)
+        start = place.offset - next(each.offset for each in fixture.image(30).parts if each.name == part)
+        data = put((fixture.newest / part).read_bytes(), start, piece)
         sha = tensor_sha256(place.spec.dtype, place.spec.shape, data[start : start + place.spec.nbytes])
-        forge(scene.newest, lambda manifest: manifest["parts"][part]["tensors"][tensor].update(sha256=sha), {part: data})
+        forge(fixture.newest, lambda manifest: manifest["parts"][part]["tensors"][tensor].update(sha256=sha), {part: data})
 
     return do
 
 
-def train_no_json(scene: Scene) -> None:
-    forge(scene.newest, lambda manifest: None, {TRAIN: b"{"})
+def train_no_json(fixture: StoreFixture) -> None:
+    forge(fixture.newest, lambda manifest: None, {TRAIN: b"{"})
 
 
 def edited(name: str, **changes: object) -> Tamper:
     """A record is edited without updating its own hash."""
 
-    def do(scene: Scene) -> None:
-        path = scene.newest / name
+    def do(fixture: StoreFixture) -> None:
+        path = fixture.newest / name
         path.write_text(json.dumps(json.loads(path.read_bytes()) | changes, sort_keys=True, separators=(",", ":")), encoding="utf-8")
 
     return do
 
 
 def not_canonical(name: str) -> Tamper:
-    def do(scene: Scene) -> None:
-        path = scene.newest.with_suffix(".json") if scene.single else scene.newest / name
+    def do(fixture: StoreFixture) -> None:
+        path = fixture.newest.with_suffix(".json") if fixture.single else fixture.newest / name
         path.write_bytes(path.read_bytes() + b"\n")
 
     return do
@@ -317,7 +317,7 @@ GROUP = (
     Row("COMMIT's predecessor edited", edited(COMMIT, prev_commit_sha256="0" * 64), "commit"),
     Row("COMMIT not canonical", not_canonical(COMMIT), "commit"),
     Row("MANIFEST edited", edited(MANIFEST, epoch=1), "manifest"),
-    Row("COMMIT of another run, made to agree", lambda scene: put_commit(scene.newest, run_id=_NOBODY), "commit"),
+    Row("COMMIT of another run, made to agree", lambda fixture: put_commit(fixture.newest, run_id=_NOBODY), "commit"),
     Row("MANIFEST of another run, made to agree", forged(lambda manifest: manifest.update(run_id=_NOBODY)), "manifest"),
     Row("no parts, made to agree", forged(lambda manifest: manifest.update(parts={})), "manifest"),
     Row("manifest lacks a part, made to agree", forged(without(OPTIMIZER)), "parts"),
@@ -334,24 +334,24 @@ GROUP = (
 )
 
 
-def sidecar_deleted(scene: Scene) -> None:
-    scene.newest.with_suffix(".json").unlink()
+def sidecar_deleted(fixture: StoreFixture) -> None:
+    fixture.newest.with_suffix(".json").unlink()
 
 
-def sidecar_of_another_step(scene: Scene) -> None:
-    shutil.copy(scene.step(20).with_suffix(".json"), scene.newest.with_suffix(".json"))
+def sidecar_of_another_step(fixture: StoreFixture) -> None:
+    shutil.copy(fixture.step(20).with_suffix(".json"), fixture.newest.with_suffix(".json"))
 
 
-def sidecar_linked(scene: Scene) -> None:
-    path, outside = scene.newest.with_suffix(".json"), scene.layout.root / "outside"
+def sidecar_linked(fixture: StoreFixture) -> None:
+    path, outside = fixture.newest.with_suffix(".json"), fixture.layout.root / "outside"
     path.rename(outside)
     path.symlink_to(outside)
 
 
-def older_with_its_sidecar(scene: Scene) -> Path:
-    for path in scene.files(20):
-        shutil.copy(path, scene.step(40).with_suffix(path.suffix))
-    return scene.step(40)
+def older_with_its_sidecar(fixture: StoreFixture) -> Path:
+    for path in fixture.files(20):
+        shutil.copy(path, fixture.step(40).with_suffix(path.suffix))
+    return fixture.step(40)
 
 
 SINGLE = (

@@ -73,13 +73,13 @@ def _touched(line: str) -> str:
 def main(folder: str, seed: str, every: str) -> None:
     stage, found = Stage(Path(folder), int(seed)), all_inputs()
     Path(folder).mkdir()
-    with stage.scene() as scene:
-        look(found["COMMIT/another step"], scene)  # import everything that is imported on first use
+    with stage.fixture() as fixture:
+        look(found["COMMIT/another step"], fixture)  # import everything that is imported on first use
     for key in keys(int(every)):
-        with stage.scene() as scene:
-            found[key].act(scene)
+        with stage.fixture() as fixture:
+            found[key].act(fixture)
             Path(BEGIN).exists()
-            look(found[key], scene)
+            look(found[key], fixture)
             Path(END).exists()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LATEST_OK, LEASE, MODEL, TRAIN
 from ecrl_cli.studies.frame.store_fixture import put_commit
-from ecrl_cli.studies.hostile.store_fixture import MODEL_BYTES, MaliciousInput, Scene
+from ecrl_cli.studies.hostile.store_fixture import MODEL_BYTES, MaliciousInput, RunFixture
 
 DEEP = 1_000_000
 
@@ -68,28 +68,28 @@ def json_inputs() -> list[MaliciousInput]:
 _FAIR = ("a list", "null", "ten megabytes of text", "a lone surrogate")
 
 
-def _as_commit(text: Callable[[], bytes], scene: Scene) -> None:
-    (scene.group / COMMIT).write_bytes(text())
+def _as_commit(text: Callable[[], bytes], fixture: RunFixture) -> None:
+    (fixture.group / COMMIT).write_bytes(text())
 
 
-def _as_manifest(text: Callable[[], bytes], scene: Scene) -> None:
-    scene.put_manifest(text())
+def _as_manifest(text: Callable[[], bytes], fixture: RunFixture) -> None:
+    fixture.put_manifest(text())
 
 
-def _as_sidecar(text: Callable[[], bytes], scene: Scene) -> None:
-    scene.single.with_suffix(".json").write_bytes(text())
+def _as_sidecar(text: Callable[[], bytes], fixture: RunFixture) -> None:
+    fixture.single.with_suffix(".json").write_bytes(text())
 
 
-def _as_train(text: Callable[[], bytes], scene: Scene) -> None:
-    scene.put_part(TRAIN, text())
+def _as_train(text: Callable[[], bytes], fixture: RunFixture) -> None:
+    fixture.put_part(TRAIN, text())
 
 
-def _as_lease(text: Callable[[], bytes], scene: Scene) -> None:
-    (scene.group.parent / LEASE).write_bytes(text())
+def _as_lease(text: Callable[[], bytes], fixture: RunFixture) -> None:
+    (fixture.group.parent / LEASE).write_bytes(text())
 
 
-def _value(change: dict[str, object], scene: Scene) -> None:
-    put_commit(scene.group, **change)
+def _value(change: dict[str, object], fixture: RunFixture) -> None:
+    put_commit(fixture.group, **change)
 
 
 WEIGHT, SHAPE = "parameters.weight", [4194305, 4194305, 211106198978564]
@@ -138,30 +138,30 @@ def header_inputs() -> list[MaliciousInput]:
     return found
 
 
-def _length(length: int, scene: Scene) -> None:
-    data = (scene.group / MODEL).read_bytes()
-    scene.put_part(MODEL, struct.pack("<Q", length) + data[8:])
+def _length(length: int, fixture: RunFixture) -> None:
+    data = (fixture.group / MODEL).read_bytes()
+    fixture.put_part(MODEL, struct.pack("<Q", length) + data[8:])
 
 
-def _header(edit: Edit, scene: Scene) -> None:
-    data = (scene.group / MODEL).read_bytes()
+def _header(edit: Edit, fixture: RunFixture) -> None:
+    data = (fixture.group / MODEL).read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
     edit(header)
     text = json.dumps(header).encode()
-    scene.put_part(MODEL, struct.pack("<Q", len(text)) + text + data[8 + length :])
+    fixture.put_part(MODEL, struct.pack("<Q", len(text)) + text + data[8 + length :])
 
 
-def _raw(text: bytes, scene: Scene) -> None:
-    scene.put_part(MODEL, struct.pack("<Q", len(text)) + text)
+def _raw(text: bytes, fixture: RunFixture) -> None:
+    fixture.put_part(MODEL, struct.pack("<Q", len(text)) + text)
 
 
-def _claim(edit: Callable[[dict[str, Any]], object], scene: Scene) -> None:
-    scene.forge(lambda manifest: edit(manifest["parts"][MODEL]))
+def _claim(edit: Callable[[dict[str, Any]], object], fixture: RunFixture) -> None:
+    fixture.forge(lambda manifest: edit(manifest["parts"][MODEL]))
 
 
-def _large(scene: Scene) -> None:
-    with (scene.group / MODEL).open("ab") as file:
+def _large(fixture: RunFixture) -> None:
+    with (fixture.group / MODEL).open("ab") as file:
         file.truncate(MODEL_BYTES * 1000)
 
 
@@ -209,40 +209,40 @@ def name_inputs() -> list[MaliciousInput]:
     return found
 
 
-def _part(name: str, scene: Scene) -> None:
-    scene.forge(lambda manifest: manifest["parts"].update({name: manifest["parts"].pop(MODEL)}))
+def _part(name: str, fixture: RunFixture) -> None:
+    fixture.forge(lambda manifest: manifest["parts"].update({name: manifest["parts"].pop(MODEL)}))
 
 
-def _also(name: str, scene: Scene) -> None:
-    scene.forge(lambda manifest: manifest["parts"].update({name: manifest["parts"][MODEL]}))
+def _also(name: str, fixture: RunFixture) -> None:
+    fixture.forge(lambda manifest: manifest["parts"].update({name: manifest["parts"][MODEL]}))
 
 
-def _many_parts(scene: Scene) -> None:
-    scene.forge(lambda manifest: manifest["parts"].update({f"part{number}": manifest["parts"][MODEL] for number in range(62)}))
+def _many_parts(fixture: RunFixture) -> None:
+    fixture.forge(lambda manifest: manifest["parts"].update({f"part{number}": manifest["parts"][MODEL] for number in range(62)}))
 
 
-def _tensor(name: str, scene: Scene) -> None:
+def _tensor(name: str, fixture: RunFixture) -> None:
     def rename(manifest: dict[str, Any]) -> None:
         tensors = manifest["parts"][MODEL]["tensors"]
         tensors[name] = tensors.pop("parameters.weight")
 
-    scene.forge(rename)
+    fixture.forge(rename)
 
 
-def _odd(name: str, scene: Scene) -> None:
-    (scene.group.parent / name).mkdir()
+def _odd(name: str, fixture: RunFixture) -> None:
+    (fixture.group.parent / name).mkdir()
 
 
-def _crowd(scene: Scene) -> None:
+def _crowd(fixture: RunFixture) -> None:
     for number in range(1000, 1000 + MANY):
-        (scene.group.parent / f"step_{number:08d}").mkdir()
+        (fixture.group.parent / f"step_{number:08d}").mkdir()
 
 
-def _pointer(target: str, scene: Scene) -> None:
-    link = scene.group.parent / LATEST_OK
+def _pointer(target: str, fixture: RunFixture) -> None:
+    link = fixture.group.parent / LATEST_OK
     link.unlink()
     link.symlink_to(target)
 
 
-def _latest(scene: Scene) -> None:
-    (scene.group.parent / LATEST).write_bytes(b'{"path":"/etc/passwd"}')
+def _latest(fixture: RunFixture) -> None:
+    (fixture.group.parent / LATEST).write_bytes(b'{"path":"/etc/passwd"}')

@@ -10,7 +10,7 @@ from ecrl_cli.checkpoint.format.names import COMMIT, LEASE, MANIFEST, MODEL
 from ecrl_cli.config.keys import sections
 from ecrl_cli.studies.hostile import contents, pickles
 from ecrl_cli.studies.hostile.contents import TEXTS
-from ecrl_cli.studies.hostile.store_fixture import FILE_TYPES, RECORDS, MaliciousInput, Scene, made_into
+from ecrl_cli.studies.hostile.store_fixture import FILE_TYPES, RECORDS, MaliciousInput, RunFixture, made_into
 
 RECORD_TYPES = ("a FIFO", "an endless device", "a folder", "a link out", "a sparse terabyte")
 RECORD_TEXTS = ("a list", "null", "a million deep", "ten megabytes of text", "UTF-16", "a pickle", "a hundred thousand digits")
@@ -66,26 +66,26 @@ _ANY, _SOME = ("commit", "manifest", "parts", "hash", "schema", "tensors", "noth
 _FAIR = {("failures.json", "a list")}
 
 
-def _as_text(file: str, text: Callable[[], bytes], scene: Scene) -> None:
-    path = scene.root / file
+def _as_text(file: str, text: Callable[[], bytes], fixture: RunFixture) -> None:
+    path = fixture.root / file
     path.unlink(missing_ok=True)
     path.write_bytes(text() + (b"\n" if file.endswith(".jsonl") else b""))
 
 
-def _step_links_out(scene: Scene) -> None:
-    scene.group.rename(scene.outside / "step_00000020")
-    scene.group.symlink_to(scene.outside / "step_00000020")
+def _step_links_out(fixture: RunFixture) -> None:
+    fixture.group.rename(fixture.outside / "step_00000020")
+    fixture.group.symlink_to(fixture.outside / "step_00000020")
 
 
-def _root_links_out(scene: Scene) -> None:
-    root = scene.group.parent
-    root.rename(scene.outside / "checkpoints")
-    root.symlink_to(scene.outside / "checkpoints")
+def _root_links_out(fixture: RunFixture) -> None:
+    root = fixture.group.parent
+    root.rename(fixture.outside / "checkpoints")
+    root.symlink_to(fixture.outside / "checkpoints")
 
 
-def _step_is_a_file(scene: Scene) -> None:
-    scene.group.rename(scene.outside / "gone")
-    scene.group.write_bytes(b"")
+def _step_is_a_file(fixture: RunFixture) -> None:
+    fixture.group.rename(fixture.outside / "gone")
+    fixture.group.write_bytes(b"")
 
 
 _FOLDERS = (
@@ -95,26 +95,26 @@ _FOLDERS = (
 )
 
 
-def _swap_for_fifo(scene: Scene) -> None:
-    os.mkfifo(scene.group / "other")
-    (scene.group / "other").rename(scene.group / MODEL)
+def _swap_for_fifo(fixture: RunFixture) -> None:
+    os.mkfifo(fixture.group / "other")
+    (fixture.group / "other").rename(fixture.group / MODEL)
 
 
-def _swap_for_link(scene: Scene) -> None:
-    (scene.group / "other").symlink_to(scene.outside / "secret")
-    (scene.group / "other").rename(scene.group / MODEL)
+def _swap_for_link(fixture: RunFixture) -> None:
+    (fixture.group / "other").symlink_to(fixture.outside / "secret")
+    (fixture.group / "other").rename(fixture.group / MODEL)
 
 
-def _swap_for_other(scene: Scene) -> None:
-    (scene.group.parent / "step_00000010" / MODEL).rename(scene.group / MODEL)
+def _swap_for_other(fixture: RunFixture) -> None:
+    (fixture.group.parent / "step_00000010" / MODEL).rename(fixture.group / MODEL)
 
 
-def _grow(scene: Scene) -> None:
-    os.truncate(scene.group / MODEL, 2**40)
+def _grow(fixture: RunFixture) -> None:
+    os.truncate(fixture.group / MODEL, 2**40)
 
 
-def _cut(scene: Scene) -> None:
-    os.truncate(scene.group / MODEL, 100)
+def _cut(fixture: RunFixture) -> None:
+    os.truncate(fixture.group / MODEL, 100)
 
 
 _DURING = {
@@ -181,8 +181,8 @@ def configuration_inputs() -> list[MaliciousInput]:
     return found
 
 
-def _file(text: str, scene: Scene) -> None:
-    folder = scene.root / "conf" / "suite"
+def _file(text: str, fixture: RunFixture) -> None:
+    folder = fixture.root / "conf" / "suite"
     folder.mkdir(parents=True)
     (folder / "evil.yaml").write_text(text, encoding="utf-8")
 

@@ -16,7 +16,7 @@ from typing import Any
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json
 from ecrl_cli.checkpoint.format.names import MODEL
 from ecrl_cli.studies.frame.store_fixture import part_entry, sealed, sha256
-from ecrl_cli.studies.hostile.store_fixture import MaliciousInput, Scene
+from ecrl_cli.studies.hostile.store_fixture import MaliciousInput, RunFixture
 from ecrl_cli.supervision.launch.child_environment import child_environment
 
 _MAGIC, _PROTOCOL = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"\x80\x02M\xe9\x03."  # start of torch's oldest format
@@ -75,35 +75,35 @@ def inputs() -> list[MaliciousInput]:
     return found
 
 
-def _payload(name: str, scene: Scene) -> bytes:
-    return payloads(scene.canary)[name]
+def _payload(name: str, fixture: RunFixture) -> bytes:
+    return payloads(fixture.canary)[name]
 
 
-def _in_place(name: str, scene: Scene) -> None:
-    (scene.group / MODEL).write_bytes(_payload(name, scene))
+def _in_place(name: str, fixture: RunFixture) -> None:
+    (fixture.group / MODEL).write_bytes(_payload(name, fixture))
 
 
-def _forged(name: str, scene: Scene) -> None:
-    scene.put_part(MODEL, _payload(name, scene))
+def _forged(name: str, fixture: RunFixture) -> None:
+    fixture.put_part(MODEL, _payload(name, fixture))
 
 
-def _dropped(scene: Scene) -> None:
-    (scene.group / "model.pt").write_bytes(_payload("torch zip", scene))
+def _dropped(fixture: RunFixture) -> None:
+    (fixture.group / "model.pt").write_bytes(_payload("torch zip", fixture))
 
 
-def _alone(scene: Scene) -> None:
-    scene.group.with_name("step_00000030.pt").write_bytes(_payload("torch zip", scene))
+def _alone(fixture: RunFixture) -> None:
+    fixture.group.with_name("step_00000030.pt").write_bytes(_payload("torch zip", fixture))
 
 
-def _committed(name: str, scene: Scene) -> None:
+def _committed(name: str, fixture: RunFixture) -> None:
     """A single file with format=torch, validly committed, so that only the restricted unpickler prevents its code from running."""
-    data = _payload(name, scene)
-    target, sidecar = scene.single.with_suffix(".pt"), scene.single.with_suffix(".json")
+    data = _payload(name, fixture)
+    target, sidecar = fixture.single.with_suffix(".pt"), fixture.single.with_suffix(".json")
     target.write_bytes(data)
-    scene.single.unlink()
+    fixture.single.unlink()
     document = json.loads(sidecar.read_bytes())
     parts = document["manifest"]["parts"]
-    entry = parts.pop(scene.single.name)
+    entry = parts.pop(fixture.single.name)
     parts[target.name] = entry | part_entry(data)
     commit = sealed(document["commit"], manifest_sha256=sha256(canonical_json(document["manifest"])))
     sidecar.write_bytes(canonical_json(document | {"commit": commit}))

@@ -27,7 +27,7 @@ from ecrl_cli.studies.frame.child import forked
 from ecrl_cli.studies.frame.store_fixture import GUARD
 from ecrl_cli.studies.frame.watched_fs import InterleavingFs
 from ecrl_cli.studies.hostile.inputs import TREES
-from ecrl_cli.studies.hostile.store_fixture import STEPS, MaliciousInput, Scene
+from ecrl_cli.studies.hostile.store_fixture import STEPS, MaliciousInput, RunFixture
 from ecrl_cli.supervision.launch.child_environment import child_environment
 from ecrl_cli.supervision.run_lock import run_lock
 
@@ -67,11 +67,11 @@ class Seen:
     reason: str = ""
 
 
-def look(hostile: MaliciousInput, scene: Scene) -> Seen:
+def look(hostile: MaliciousInput, fixture: RunFixture) -> Seen:
     """Read the input and classify the result. Never raises."""
     name, _, rest = hostile.look.partition(" ")
     try:
-        return _LOOKS[name](hostile, scene, rest)
+        return _LOOKS[name](hostile, fixture, rest)
     except EcrlError as error:
         return Seen("detected", type(error).__name__, error.line()[:200])
     except MemoryError:
@@ -80,9 +80,9 @@ def look(hostile: MaliciousInput, scene: Scene) -> Seen:
         return Seen("untyped", type(error).__name__, str(error)[:200])
 
 
-def _integrity_check(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
-    watched = InterleavingFs(PosixFs(), hostile.at, lambda: hostile.during(scene) if hostile.during else None)
-    report = verify_checkpoint(scene.single if what == "single" else scene.group, GUARD, watched)
+def _integrity_check(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
+    watched = InterleavingFs(PosixFs(), hostile.at, lambda: hostile.during(fixture) if hostile.during else None)
+    report = verify_checkpoint(fixture.single if what == "single" else fixture.group, GUARD, watched)
     if report.ok and hostile.during:  # it was valid when read; changes since then are for the next reader
         return Seen("detected", "nothing was wrong yet")
     return _of(report)
@@ -92,9 +92,9 @@ def _of(report: IntegrityReport) -> Seen:
     return Seen("silent_wrong", "nobody") if report.ok else Seen("detected", report.layer, report.reason)
 
 
-def _newest(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
+def _newest(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
     """As the next attempt does: claim the store, then choose a checkpoint."""
-    with closing(CheckpointStore(scene.group.parent, StoreConfig(integrity=GUARD))) as store:
+    with closing(CheckpointStore(fixture.group.parent, StoreConfig(integrity=GUARD))) as store:
         store.claim(1)
         choice = store.newest_valid()
     if choice.report is None or choice.report.global_step != STEPS[-1]:
@@ -104,11 +104,11 @@ def _newest(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
     return Seen("detected", choice.rejected[0].layer, choice.rejected[0].reason)
 
 
-def _records(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
+def _records(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
     """Read the run as `verify` and the supervisor do; the error must name the file."""
     target = hostile.refusers[0]
     try:
-        found = load(scene.layout)
+        found = load(fixture.layout)
     except EcrlError as error:
         named = target if Path(target).name in error.key else error.key
         return Seen("detected", named, error.line()[:200])
@@ -119,32 +119,32 @@ def _records(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
     return Seen("detected", target, "no log of the attempt") if folder_gone else Seen("silent_wrong", "nobody", str(sorted(reasons))[:200])
 
 
-def _sweep(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
-    rows = read_manifest(scene.root / "manifest.csv")
+def _sweep(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
+    rows = read_manifest(fixture.root / "manifest.csv")
     return Seen("silent_wrong", "nobody", f"{len(rows)} rows")
 
 
-def _lock(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
-    with run_lock(scene.layout):
+def _lock(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
+    with run_lock(fixture.layout):
         return Seen("silent_wrong", "nobody")
 
 
-def _build(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
+def _build(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
     build(TREES[what])
     return Seen("silent_wrong", "nobody")
 
 
-def _load(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
+def _load(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
     """The only reader that uses torch, as a separate program."""
-    return _program(["-m", "ecrl_cli.studies.hostile.readers", str(scene.single.with_suffix(".pt"))], scene)
+    return _program(["-m", "ecrl_cli.studies.hostile.readers", str(fixture.single.with_suffix(".pt"))], fixture)
 
 
-def _command(hostile: MaliciousInput, scene: Scene, what: str) -> Seen:
-    words = [word.replace("{run}", str(scene.root)).replace("{outside}", str(scene.outside)) for word in hostile.words]
-    return _program(["-m", "ecrl_cli.cli.main", *words], scene)
+def _command(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
+    words = [word.replace("{run}", str(fixture.root)).replace("{outside}", str(fixture.outside)) for word in hostile.words]
+    return _program(["-m", "ecrl_cli.cli.main", *words], fixture)
 
 
-def _program(words: list[str], scene: Scene) -> Seen:
+def _program(words: list[str], fixture: RunFixture) -> Seen:
     """Run Python with `words`; a rejection is one line on stderr, or a verdict, and an exit code."""
     environment = child_environment(None, 1)
     try:
@@ -154,7 +154,7 @@ def _program(words: list[str], scene: Scene) -> Seen:
             text=True,
             errors="replace",
             timeout=COMMAND_S,
-            cwd=scene.root,
+            cwd=fixture.root,
             env=environment,
             check=False,
         )
@@ -169,7 +169,7 @@ def _program(words: list[str], scene: Scene) -> Seen:
     return Seen("detected", kind, said)
 
 
-_LOOKS: dict[str, Callable[[MaliciousInput, Scene, str], Seen]] = {
+_LOOKS: dict[str, Callable[[MaliciousInput, RunFixture, str], Seen]] = {
     "guard": _integrity_check,
     "newest": _newest,
     "records": _records,
@@ -181,13 +181,13 @@ _LOOKS: dict[str, Callable[[MaliciousInput, Scene, str], Seen]] = {
 }
 
 
-def measured(hostile: MaliciousInput, scene: Scene) -> dict[str, Any]:
+def measured(hostile: MaliciousInput, fixture: RunFixture) -> dict[str, Any]:
     """`look`, with its cost to this process: growth of resident memory, bytes and calls of reading (for a program: its peak memory)."""
     process = psutil.Process()
     resident = process.memory_info().rss
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak
     before = process.io_counters()
-    seen = look(hostile, scene)
+    seen = look(hostile, fixture)
     after = process.io_counters()
     grown = max(0, _peak() - resident)
     programs = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024

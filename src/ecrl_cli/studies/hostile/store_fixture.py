@@ -22,7 +22,7 @@ from ecrl_cli.studies.frame.store_fixture import GUARD, Payload, forge, put_mani
 
 STEPS = (10, 20)
 MODEL_BYTES = 4096
-Act = Callable[["Scene"], None]
+Act = Callable[["RunFixture"], None]
 RECORDS = (
     *("config.json", "supervisor.json", "failures.json", "dataset.json", "fired/000.json"),
     *(f"logs/attempt-00/{name}" for name in ("launch.json", "final.json", "rank0.jsonl", "checkpoint_rank0.jsonl")),
@@ -30,7 +30,7 @@ RECORDS = (
 
 
 @dataclass(frozen=True)
-class Scene:
+class RunFixture:
     """`root`: the run directory. `outside`: a folder beside it that must not be read. `canary`: a file that must never be created."""
 
     root: Path
@@ -63,20 +63,20 @@ class Scene:
 
 
 class Stage:
-    """The untouched scene, made once and copied for every input."""
+    """The untouched fixture, made once and copied for every input."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder, self._seed = folder, seed
 
     @contextmanager
-    def scene(self) -> Iterator[Scene]:
+    def fixture(self) -> Iterator[RunFixture]:
         """A fresh copy, removed on exit."""
         if not (self._folder / "made").exists():
             self._make(self._folder / "made")
         place = self._folder / "now"
         shutil.copytree(self._folder / "made", place, symlinks=True)
         try:
-            yield Scene(place / "run", place / "outside", place / "canary")
+            yield RunFixture(place / "run", place / "outside", place / "canary")
         finally:
             shutil.rmtree(place)
 
@@ -115,25 +115,25 @@ def _gone(path: Path) -> Path:
     return path
 
 
-def _link_in(path: Path, scene: Scene) -> None:
+def _link_in(path: Path, fixture: RunFixture) -> None:
     path.rename(path.with_name("moved"))
     path.symlink_to("moved")
 
 
-def _sparse(path: Path, scene: Scene) -> None:
+def _sparse(path: Path, fixture: RunFixture) -> None:
     path.touch()
     os.truncate(path, 2**40)
 
 
-FILE_TYPES: dict[str, Callable[[Path, Scene], None]] = {
-    "a FIFO": lambda path, scene: os.mkfifo(_gone(path)),
-    "a socket": lambda path, scene: put_socket(_gone(path)),
-    "an endless device": lambda path, scene: put_zero_device(_gone(path)),
-    "a folder": lambda path, scene: _gone(path).mkdir(),
-    "a link out": lambda path, scene: _gone(path).symlink_to(scene.outside / "secret"),
+FILE_TYPES: dict[str, Callable[[Path, RunFixture], None]] = {
+    "a FIFO": lambda path, fixture: os.mkfifo(_gone(path)),
+    "a socket": lambda path, fixture: put_socket(_gone(path)),
+    "an endless device": lambda path, fixture: put_zero_device(_gone(path)),
+    "a folder": lambda path, fixture: _gone(path).mkdir(),
+    "a link out": lambda path, fixture: _gone(path).symlink_to(fixture.outside / "secret"),
     "a link in": _link_in,
-    "a link to itself": lambda path, scene: _gone(path).symlink_to(path.name),
-    "a hard link out": lambda path, scene: os.link(scene.outside / "secret", _gone(path)),
+    "a link to itself": lambda path, fixture: _gone(path).symlink_to(path.name),
+    "a hard link out": lambda path, fixture: os.link(fixture.outside / "secret", _gone(path)),
     "a sparse terabyte": _sparse,
 }
 
@@ -141,15 +141,15 @@ FILE_TYPES: dict[str, Callable[[Path, Scene], None]] = {
 def made_into(kind: str, file: str) -> Act:
     """Replace `file`, relative to the run, by something else."""
 
-    return lambda scene: FILE_TYPES[kind](scene.root / file, scene)
+    return lambda fixture: FILE_TYPES[kind](fixture.root / file, fixture)
 
 
 @dataclass(frozen=True)
 class MaliciousInput:
-    """`look`: which of the `readers` reads the scene afterwards. `refusers`: what may reject it: layers of the integrity check, or names of
+    """`look`: which of the `readers` reads the fixture afterwards. `refusers`: what may reject it: layers of the integrity check, or names of
     errors.
 
-    `words`: the command line, if a command reads it; `{run}` and `{outside}` stand for the scene's folders. `during`: what the attacker does
+    `words`: the command line, if a command reads it; `{run}` and `{outside}` stand for the fixture's folders. `during`: what the attacker does
     before the reader's call number `at`.
     """
 
@@ -157,9 +157,9 @@ class MaliciousInput:
     name: str
     look: str
     refusers: tuple[str, ...]
-    act: Act = lambda scene: None
+    act: Act = lambda fixture: None
     words: tuple[str, ...] = ()
-    during: Callable[[Scene], None] | None = None
+    during: Callable[[RunFixture], None] | None = None
     at: int = -1
 
     @property

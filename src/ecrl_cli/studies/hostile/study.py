@@ -18,7 +18,7 @@ from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, count, fact, m
 from ecrl_cli.studies.hostile import audit, pickles
 from ecrl_cli.studies.hostile.inputs import all_inputs
 from ecrl_cli.studies.hostile.readers import COMMAND_S, PROGRAMS, ROOM, isolated, measured
-from ecrl_cli.studies.hostile.store_fixture import Scene, Stage
+from ecrl_cli.studies.hostile.store_fixture import RunFixture, Stage
 
 INPUTS = 120  # minimum number
 GROWTH = 64 * 2**20  # bytes of memory beyond the size of the input
@@ -52,17 +52,17 @@ def _stage(context: StudyContext) -> Stage:
 
 def _try(context: StudyContext, trial: Trial) -> dict[str, Any]:
     hostile = all_inputs()[trial.facts["input"]]
-    with context.shared(_stage).scene() as scene:
-        payload = _bytes(scene)
-        hostile.act(scene)
-        payload = min(max(payload, _bytes(scene)), 2**30)
-        before = _names(scene)
+    with context.shared(_stage).fixture() as fixture:
+        payload = _bytes(fixture)
+        hostile.act(fixture)
+        payload = min(max(payload, _bytes(fixture)), 2**30)
+        before = _names(fixture)
         alone = hostile.look in PROGRAMS
         seconds = 2 * COMMAND_S if alone else context.keys.deadline_s
-        found = isolated(lambda: measured(hostile, scene), seconds, 0 if alone else ROOM)
+        found = isolated(lambda: measured(hostile, fixture), seconds, 0 if alone else ROOM)
         expected = found["by"] in hostile.refusers
-        escaped = sorted(set(_names(scene)) ^ set(before)) if not hostile.during else []
-        return found | {"payload": payload, "expected": expected, "canary": scene.canary.exists(), "escaped": escaped}
+        escaped = sorted(set(_names(fixture)) ^ set(before)) if not hostile.during else []
+        return found | {"payload": payload, "expected": expected, "canary": fixture.canary.exists(), "escaped": escaped}
 
 
 def _control(context: StudyContext, trial: Trial) -> dict[str, Any]:
@@ -81,13 +81,13 @@ def _in_folder(folder: Path, run: Callable[[Path], dict[str, Any]]) -> dict[str,
         shutil.rmtree(folder)
 
 
-def _names(scene: Scene) -> list[str]:
-    return [str(path.relative_to(scene.outside)) for path in scene.outside.rglob("*")]
+def _names(fixture: RunFixture) -> list[str]:
+    return [str(path.relative_to(fixture.outside)) for path in fixture.outside.rglob("*")]
 
 
-def _bytes(scene: Scene) -> int:
+def _bytes(fixture: RunFixture) -> int:
     """Total size of the checkpoint and the run's records: the cost of reading everything once."""
-    files = (path for path in scene.root.rglob("*") if path.is_file() and not path.is_symlink())
+    files = (path for path in fixture.root.rglob("*") if path.is_file() and not path.is_symlink())
     return sum(min(path.lstat().st_size, path.lstat().st_blocks * 512 + 4096) for path in files)
 
 

@@ -40,7 +40,7 @@ class Failure:
 
 
 @dataclass
-class Scene:
+class SimulatedRun:
     """`remembered`: all workers' passes from the state before a mini-batch, shared by the failures tried in it. `kept`: whether everything that
     had to stay unchanged did. `steps_s`: processor time of each whole mini-batch, as if its workers ran in parallel."""
 
@@ -136,78 +136,78 @@ class Scene:
         self.trainee.cursor.done = mini_batch
 
 
-Recover = Callable[[Scene, Failure], None]
+Recover = Callable[[SimulatedRun, Failure], None]
 
 
-def checkpoint_restart(scene: Scene, failure: Failure) -> None:
+def checkpoint_restart(sim: SimulatedRun, failure: Failure) -> None:
     """Restart from the latest checkpoint, taken at the start of the epoch, and replay including the mini-batch that failed.
 
     Ends bit for bit in the state of the run without the failure.
     """
-    scene.fail(failure)
-    scene.undo_behind(scene.checkpoints.restore())
-    while scene.done < failure.mini_batch:
-        scene.step()
+    sim.fail(failure)
+    sim.undo_behind(sim.checkpoints.restore())
+    while sim.done < failure.mini_batch:
+        sim.step()
 
 
-def immediate_rollback(scene: Scene, failure: Failure) -> None:
+def immediate_rollback(sim: SimulatedRun, failure: Failure) -> None:
     """Immediate mini-batch rollback: spares take the survivors' state as it is, possibly half updated, and the mini-batch runs again.
 
     Gradients applied before the failure are applied twice; exact only for a failure in forward with buffers rolled back.
 
     To roll back the buffers a survivor copies them before its forward pass: they are small.
     """
-    buffers = scene.trainee.buffers_now()
-    scene.fail(failure)
-    if scene.corrections.buffers:
-        scene.trainee.put_buffers(buffers)
-    scene.step()
-    applied = scene.layers(slice(0, scene.places(failure.percent)))
-    samples = scene.samples.window(failure.mini_batch)
-    scene.lost_samples += repeated(failure.mini_batch, samples, applied, scene.casualties(failure), immediate_rollback.__name__)
+    buffers = sim.trainee.buffers_now()
+    sim.fail(failure)
+    if sim.corrections.buffers:
+        sim.trainee.put_buffers(buffers)
+    sim.step()
+    applied = sim.layers(slice(0, sim.places(failure.percent)))
+    samples = sim.samples.window(failure.mini_batch)
+    sim.lost_samples += repeated(failure.mini_batch, samples, applied, sim.casualties(failure), immediate_rollback.__name__)
 
 
-def consistent_rollback(scene: Scene, failure: Failure) -> None:
+def consistent_rollback(sim: SimulatedRun, failure: Failure) -> None:
     """Immediate rollback from a consistent state: survivors keep the state from before the update, and the mini-batch runs again from it.
 
     Costs a copy of the state per mini-batch; ends bit for bit in the state of the run without the failure.
     """
-    before = scene.trainee.state()
-    scene.fail(failure)
-    scene.trainee.restore(before)
-    scene.undo_behind(failure.mini_batch - 1)
-    scene.step()
+    before = sim.trainee.state()
+    sim.fail(failure)
+    sim.trainee.restore(before)
+    sim.undo_behind(failure.mini_batch - 1)
+    sim.step()
 
 
-def lossy_forward(scene: Scene, failure: Failure) -> None:
+def lossy_forward(sim: SimulatedRun, failure: Failure) -> None:
     """Lossy forward recovery: survivors finish the mini-batch and average among themselves what was not yet applied.
 
     The casualties' samples count in the layers already applied and are lost for the others.
 
     The buffers are those of the first survivor, the new leader. Replacements join at the next mini-batch.
     """
-    mini_batch, places = failure.mini_batch, scene.places(failure.percent)
-    passes = scene.passes(mini_batch)
+    mini_batch, places = failure.mini_batch, sim.places(failure.percent)
+    passes = sim.passes(mini_batch)
     left = [each for each in passes if each.worker in failure.survivors]
-    divisor = len(left) if scene.corrections.division else len(passes)
+    divisor = len(left) if sim.corrections.division else len(passes)
     head = [(passes, slice(0, places), len(passes))] if places else []
-    scene.update(mini_batch, [*head, (left, slice(places, None), divisor)])
-    scene.trainee.put_buffers(left[0].buffers)
-    scene.trainee.cursor.done = mini_batch
-    dead = scene.casualties(failure)
-    scene.lost_samples += lost(mini_batch, scene.shards(mini_batch, dead), scene.layers(slice(places, None)), dead, lossy_forward.__name__)
+    sim.update(mini_batch, [*head, (left, slice(places, None), divisor)])
+    sim.trainee.put_buffers(left[0].buffers)
+    sim.trainee.cursor.done = mini_batch
+    dead = sim.casualties(failure)
+    sim.lost_samples += lost(mini_batch, sim.shards(mini_batch, dead), sim.layers(slice(places, None)), dead, lossy_forward.__name__)
 
 
-def skip(scene: Scene, failure: Failure) -> None:
+def skip(sim: SimulatedRun, failure: Failure) -> None:
     """Skip: keep what was applied, drop the rest of the mini-batch and continue with the next one.
 
     The layers not reached get no update from this mini-batch. The buffers stay as the leader's forward pass left them.
     """
-    scene.fail(failure)
-    scene.trainee.cursor.done = failure.mini_batch
-    rest = scene.layers(slice(scene.places(failure.percent), None))
-    samples = scene.samples.window(failure.mini_batch)
-    scene.lost_samples += lost(failure.mini_batch, samples, rest, scene.casualties(failure), skip.__name__)
+    sim.fail(failure)
+    sim.trainee.cursor.done = failure.mini_batch
+    rest = sim.layers(slice(sim.places(failure.percent), None))
+    samples = sim.samples.window(failure.mini_batch)
+    sim.lost_samples += lost(failure.mini_batch, samples, rest, sim.casualties(failure), skip.__name__)
 
 
 RECOVER: dict[str, Recover] = {
