@@ -13,10 +13,10 @@ from ecrl_cli.audit.components import Finding
 from ecrl_cli.audit.verdict import AuditVerdict
 from ecrl_cli.config.studies import JOBS, Frameworks
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.studies.frame.study import StudyContext, Trial
+from ecrl_cli.studies.frame.study import Record, Results, StudyContext, Trial
 from ecrl_cli.studies.frameworks.jobs import PLACES, component
 from ecrl_cli.studies.frameworks.recipes import RECIPES, Recipe, jobs_dir
-from ecrl_cli.studies.frameworks.study import STUDY, catalogue
+from ecrl_cli.studies.frameworks.study import NO_PLACE, STUDY, catalogue
 
 ROWS = catalogue()
 
@@ -60,6 +60,26 @@ def test_the_diagnosis_is_one_word(promise: str, evidence: tuple[str, ...], blam
     other, first = Finding("same end", "broken", "said last"), Finding(promise, "broken", "said first", evidence=evidence)
     assert component(AuditVerdict("invalid", "said first", (other, first), (), (), ())) == blamed
     assert component(AuditVerdict("valid", "said first", (), (), (), ())) == ""
+
+
+def test_an_exact_recipe_that_was_killed_nowhere_passes_no_gate() -> None:
+    """Lightning has no place to be killed at: nothing is wrong with it, and nothing shown."""
+
+    def gates(of_lightning: str) -> dict[str, tuple[bool, str]]:
+        verdicts = {"torch.save": ("valid", NO_PLACE), "Lightning": (NO_PLACE, of_lightning)}
+        records = [
+            Record(f"{name}/{place}", {"arm": "recipes", "recipe": name}, {"exact": True, "verdict": verdict}, 0.0)
+            for name, both in verdicts.items()
+            for place, verdict in enumerate(both)
+        ]
+        made = Results(StudyContext(StudyConfig(Frameworks(planted=False)), Path()), records)
+        return {gate.name: (gate.passed, gate.message) for rule in STUDY.gates for gate in rule(made)}
+
+    assert gates("valid")["tried"] == (True, "2 of 2 exact recipes came back from a failure")
+    assert gates(NO_PLACE) == {
+        "exact": (True, "4 of 4 cells are judged as their recipe intends"),
+        "tried": (False, "1 of 2 exact recipes came back from a failure; not Lightning"),
+    }
 
 
 @pytest.fixture(scope="module")

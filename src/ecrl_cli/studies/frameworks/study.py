@@ -8,9 +8,11 @@ observation of one release on one machine: the diagnosis says what did not come 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from ecrl_cli.config.studies import Frameworks
+from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.gates import all_of, mutants_found
 from ecrl_cli.studies.frame.study import Arm, Record, Results, Skip, Study, StudyContext, Trial, planted
 from ecrl_cli.studies.frame.tables import TableSpec, cell, fact, found, mutants_table, value, yes
@@ -87,6 +89,17 @@ def _valid(record: Record) -> bool:
     return not record.found["exact"] or record.found["verdict"] in ("valid", NO_PLACE)
 
 
+def _tried(results: Results) -> Iterator[Gate]:
+    """A recipe that was killed nowhere has shown nothing."""
+    places: dict[str, int] = {}
+    for record in results.of("recipes"):
+        if record.found["exact"]:
+            places[record.facts["recipe"]] = places.get(record.facts["recipe"], 0) + (record.found["verdict"] == "valid")
+    never = [name for name, count in places.items() if not count]
+    told = f"{len(places) - len(never)} of {len(places)} exact recipes came back from a failure" + (f"; not {', '.join(never)}" if never else "")
+    yield Gate("tried", bool(places) and not never, told)
+
+
 def _notes(results: Results) -> list[str]:
     recipes = {record.facts["recipe"]: record.found for record in results.of("recipes")}
     return [f"{name} ({told['source']}): {told['promise']}." for name, told in recipes.items()]
@@ -124,7 +137,7 @@ STUDY = Study(
             )
         ),
     ),
-    gates=(all_of("exact", "recipes", _valid, "cells are judged as their recipe intends"), mutants_found()),
+    gates=(all_of("exact", "recipes", _valid, "cells are judged as their recipe intends"), _tried, mutants_found()),
     notes=_notes,
     skips=_without_packages,
 )
