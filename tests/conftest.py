@@ -49,7 +49,8 @@ def define_signals() -> None:
 
 
 def watch_over_session() -> None:
-    """However this session ends (Ctrl-C, SIGKILL, a crash), nothing that it started lives on."""
+    """However this session ends (Ctrl-C, SIGKILL, a crash), nothing that it started lives on, and no temporary file of it or of that: torchrun,
+    Streaming and others leave theirs."""
     mark = f"{MARK}{os.getpid()}_{time.time_ns()}"
     running = tempfile.mkdtemp(prefix="ecrl-tests-")
     command = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), mark, running]
@@ -57,7 +58,9 @@ def watch_over_session() -> None:
     assert watching.stdout is not None and watching.stdout.readline() == b"ready\n"
     watching.stdout.close()
     watching.returncode = 0  # it outlives this process on purpose
-    os.environ |= {mark: "1", reaper.RUNNING: running}
+    temporary = Path(running) / "tmp"
+    temporary.mkdir()
+    os.environ |= {mark: "1", reaper.RUNNING: running, "TMPDIR": str(temporary)}
 
 
 def pytest_keyboard_interrupt() -> None:

@@ -62,10 +62,12 @@ def test_after(): pass
 
 WAITING = """
 import subprocess
+import tempfile
 from pathlib import Path
 
 
 def test_waiting():
+    tempfile.mkdtemp(prefix="torchelastic_")
     child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     Path("child.tmp").write_text(str(child.pid))
     Path("child.tmp").rename("child")
@@ -94,7 +96,7 @@ def test_a_test_that_reaches_its_limit_fails_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_session_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupted_session_leaves_no_process_and_no_temporary_file(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "test_waiting.py").write_text(WAITING)
     mine = "ECRL_TEST_OF_INTERRUPTION"
     with subprocess.Popen(
@@ -109,6 +111,7 @@ def test_an_interrupted_session_leaves_no_process(tmp_path: Path, number: signal
         session.send_signal(number)
     assert comes_true(lambda: not marked(mine))
     assert comes_true(lambda: not processes_of(tmp_path)) and not list(tmp_path.glob("ecrl-tests-*"))
+    assert not list(tmp_path.glob("torchelastic_*"))
 
 
 def test_signals_are_as_on_a_terminal_wherever_pytest_was_started(tmp_path: Path) -> None:
