@@ -102,7 +102,7 @@ def state_of(run: RunLayout, step: int) -> str:
     """The digest of parameters, buffers and optimizer in a checkpoint."""
     (checkpoint,) = (c for c in on_disk(load(run)) if c.step == step)
     assert checkpoint.report.manifest is not None
-    tensors = {name: entry.sha256 for part in checkpoint.report.manifest.parts.values() for name, entry in part.tensors.items()}
+    tensors = {name: entry.digest for part in checkpoint.report.manifest.parts.values() for name, entry in part.tensors.items()}
     return digest(sorted([name, sha] for name, sha in tensors.items() if not name.startswith("rng.")))
 
 

@@ -121,12 +121,12 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
         def refusing(self, path, look=getattr(CheckpointStore, name)):
             report = look(self, path)
             wrong = report.ok and report.global_step == 6
-            return replace(report, ok=False, layer="hash", reason="model.safetensors does not match its SHA-256") if wrong else report
+            return replace(report, ok=False, layer="hash", reason="model.safetensors does not match its BLAKE3") if wrong else report
         patch(CheckpointStore, name, refusing)
 """,
         NO_BAD,
         INVALID,
-        "attempt 1 refused checkpoints/step_00000006 (hash: model.safetensors does not match its SHA-256), and checkpoints/.rejected_",
+        "attempt 1 refused checkpoints/step_00000006 (hash: model.safetensors does not match its BLAKE3), and checkpoints/.rejected_",
     ),
     "a false retirement before the choice": (
         """

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest, parse
-from ecrl_cli.checkpoint.format.hashing import tensor_sha256
+from ecrl_cli.checkpoint.format.hashing import tensor_digest
 from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, TensorSpec, plan_image
 from ecrl_cli.checkpoint.format.manifest import components, components_of
 from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG, TRAIN
@@ -361,7 +361,7 @@ class Worker:
     def rank_state(self, rank: int) -> RankState:
         """The digests of what `image` would hold, as this rank has it."""
         tensors = {
-            spec.name: tensor_sha256(spec.dtype, spec.shape, self.bytes_at(spec.name, spec.nbytes)) for part in PARTS.values() for spec in part
+            spec.name: tensor_digest(spec.dtype, spec.shape, self.bytes_at(spec.name, spec.nbytes)) for part in PARTS.values() for spec in part
         }
         own = f"rng.rank{rank}."
         rng = {name.removeprefix(own): sha for name, sha in tensors.items() if name.startswith(own)}

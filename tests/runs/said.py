@@ -26,7 +26,7 @@ SAID: tuple[tuple[str, str], ...] = (
     ("resumed from nowhere", "which no earlier attempt committed"),
     ("began anew", "attempt 1 began anew although step 6 was committed and is on no record as refused"),
     ("resumed from a retired one", "attempt 2 resumed from step 18, which was retired, refused or replaced before"),
-    ("a bit flipped in what was resumed from", "which the integrity check refuses: hash: model.safetensors does not match its SHA-256"),
+    ("a bit flipped in what was resumed from", "which the integrity check refuses: hash: model.safetensors does not match its BLAKE3"),
     ("a committed checkpoint is gone", "step 24 was committed (attempt 2) and is gone"),
     ("another run's checkpoint", "checkpoints/step_00000018 belongs to run"),
     ("a loss changed", "the first differing step is step 21 at the latest, component loss"),

@@ -69,7 +69,7 @@ def as_torch_file(layout: RunLayout, change: Callable[[dict[str, Any]], Any] = l
     import torch  # two seconds, for these few cases alone
     from safetensors.torch import load_file
 
-    from tests.unit.torch_checkpoints import saved, sha256_of
+    from tests.unit.torch_checkpoints import digest_of, saved
 
     folder = layout.checkpoints / f"step_{LAST:08d}"
     train, manifest = (folder / TRAIN).read_bytes(), json.loads((folder / MANIFEST).read_bytes())
@@ -78,7 +78,7 @@ def as_torch_file(layout: RunLayout, change: Callable[[dict[str, Any]], Any] = l
     entries = {name: entry for part in manifest["parts"].values() for name, entry in part["tensors"].items()}
     change(tensors)
     if digests:
-        entries = {name: entry | {"sha256": sha256_of(tensors[name])} for name, entry in entries.items()}
+        entries = {name: entry | {"digest": digest_of(tensors[name])} for name, entry in entries.items()}
     data = saved({"tensors": tensors, "train": train.decode()})
     _replace(layout, folder, data, entries, train, manifest, previous)
 

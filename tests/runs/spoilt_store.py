@@ -76,7 +76,7 @@ def stale_behind_a_retirement(layout: RunLayout) -> None:
     resumed_stale(layout, [])
 
 
-def refused(step: int, layer: str = "hash", reason: str = "model.safetensors does not match its SHA-256") -> dict[str, Any]:
+def refused(step: int, layer: str = "hash", reason: str = "model.safetensors does not match its BLAKE3") -> dict[str, Any]:
     return {"path": f"checkpoints/step_{step:08d}", "layer": layer, "reason": reason}
 
 

@@ -6,13 +6,13 @@ import json
 import os
 import random
 import shutil
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ecrl_cli.checkpoint.format.names import CHUNK, COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
+from ecrl_cli.checkpoint.format.hashing import CHUNK_SUMS
+from ecrl_cli.checkpoint.format.names import CHUNK, COMMIT, FORMAT_VERSION, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
 from ecrl_cli.checkpoint.repair import record_repair
 from ecrl_cli.checkpoint.repair.damage import BitFlip, flipped, single_flip
 from ecrl_cli.checkpoint.repair.diagnose import diagnose, line
@@ -57,18 +57,20 @@ def repaired(path: Path, out: Path) -> Path:
     return repair(path, diagnose(path), out)
 
 
-def test_a_flipped_bit_follows_from_the_two_sums() -> None:
-    generator = random.Random(7)
+@pytest.mark.parametrize("version", CHUNK_SUMS)
+def test_a_flipped_bit_follows_from_the_two_sums(version: int) -> None:
+    generator, sums = random.Random(7), CHUNK_SUMS[version]
     for length in (1, 2, 1000, CHUNK) * 12:
         data, where = generator.randbytes(length), BitFlip(generator.randrange(length), generator.randrange(8))
-        assert single_flip(zlib.crc32(flipped(data, where)), zlib.crc32(data), length) == where
+        assert single_flip(sums.of(flipped(data, where)), sums.of(data), length, sums.polynomial) == where
 
 
-def test_sums_that_no_single_bit_explains_name_none() -> None:
-    data = random.Random(7).randbytes(5000)
+@pytest.mark.parametrize("version", CHUNK_SUMS)
+def test_sums_that_no_single_bit_explains_name_none(version: int) -> None:
+    data, sums = random.Random(7).randbytes(5000), CHUNK_SUMS[version]
     other = flipped(flipped(data, BitFlip(17, 3)), BitFlip(4000, 1))
-    assert single_flip(zlib.crc32(other), zlib.crc32(data), len(data)) is None
-    assert single_flip(zlib.crc32(data), zlib.crc32(data), len(data)) is None
+    assert single_flip(sums.of(other), sums.of(data), len(data), sums.polynomial) is None
+    assert single_flip(sums.of(data), sums.of(data), len(data), sums.polynomial) is None
 
 
 def test_a_flipped_bit_in_any_file_is_named_and_repaired(path: Path, tmp_path: Path) -> None:
@@ -124,8 +126,8 @@ def test_a_large_manifest_is_mended_from_the_parts(path: Path, tmp_path: Path, m
 def test_the_words_name_chunk_byte_bit_and_tensor(group: Path) -> None:
     flip(group / OPTIMIZER, 150_000, 3)
     expected = (
-        "step_00000300: refused by hash: optimizer.safetensors does not match its SHA-256; chunk 2 of 4, byte 150000 bit 3 flipped "
-        "(in optimizer.weight.momentum_buffer); the corrected bytes match the SHA-256"
+        "step_00000300: refused by hash: optimizer.safetensors does not match its BLAKE3; chunk 2 of 4, byte 150000 bit 3 flipped "
+        "(in optimizer.weight.momentum_buffer); the corrected bytes match the BLAKE3"
     )
     assert said(group) == expected
     assert diagnose(group).findings[0].tensors == ("optimizer.weight.momentum_buffer",)
@@ -240,9 +242,9 @@ def test_a_copy_is_durable_before_it_has_its_name(path: Path, tmp_path: Path) ->
 
 
 def test_a_sum_that_names_the_wrong_bit_is_not_believed(group: Path) -> None:
-    """An error that is a multiple of CRC-32's polynomial does not show in the sum: what is left of the syndrome names a single bit."""
+    """An error that is a multiple of CRC-32C's polynomial does not show in the sum: what is left of the syndrome names a single bit."""
     data = bytearray((group / MODEL).read_bytes())
-    polynomial = 1 | 0xEDB88320 << 1
+    polynomial = 1 | CHUNK_SUMS[FORMAT_VERSION].polynomial << 1
     data[1000:1005] = (int.from_bytes(data[1000:1005], "little") ^ polynomial).to_bytes(5, "little")
     (group / MODEL).write_bytes(data)
     assert "no chunk sum sees the damage" in said(group)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
-from ecrl_cli.checkpoint.format.hashing import chunk_sums, tensor_sha256
+from ecrl_cli.checkpoint.format.hashing import tensor_digest
 from ecrl_cli.checkpoint.format.manifest import make_commit, read_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL
 from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
@@ -22,6 +22,7 @@ from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.identity import run_id
 from ecrl_cli.config.machine import check_machine
 from ecrl_cli.errors import ConfigError
+from ecrl_cli.studies.frame.store_fixture import part_entry
 from tests.unit.checkpoint_support import CONFIG, commit, image, store_at
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -38,8 +39,8 @@ def forge(group: Path, number: int, key: bytes = b"") -> None:
     (group / MODEL).write_bytes(data)
     value = json.loads((group / MANIFEST).read_bytes())
     part = value["parts"][MODEL]
-    part.update(sha256=hashlib.sha256(data).hexdigest(), chunk_crc32=list(chunk_sums(bytes(data))))
-    part["tensors"]["parameters.weight"]["sha256"] = tensor_sha256("torch.float32", (10_000,), bytes(data[-40_000:]))
+    part["tensors"]["parameters.weight"]["digest"] = tensor_digest("torch.float32", (10_000,), bytes(data[-40_000:]))
+    part.update(part_entry(MODEL, bytes(data), part["tensors"]))
     manifest = canonical_json(value)
     (group / MANIFEST).write_bytes(manifest)
     previous = json.loads((group / COMMIT).read_bytes())["prev_commit_sha256"] if number % 2 else None

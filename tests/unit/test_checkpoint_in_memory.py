@@ -15,6 +15,7 @@ import torch
 from ecrl_cli.checkpoint.capture import shared_memory as records
 from ecrl_cli.checkpoint.capture.loading import load_snapshot
 from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
+from ecrl_cli.checkpoint.format.names import DIGEST
 from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.checkpoint.strategies.in_memory import InMemoryStrategy
 from ecrl_cli.checkpoint.strategies.strategy import StrategyInputs, make_strategy
@@ -100,7 +101,7 @@ def test_what_is_gone_on_with_is_what_was_taken(layout: RunLayout, snapshots: Sn
     assert found is not None and (found.attempt, found.global_step, found.content.state_digest) == (0, 5, run.train_state.state_digest())
     digests, on = run.train_state.digests(), run.train(3)
     other = Run(kind, seed=99)
-    loaded = load_snapshot(snapshots, 5, found.content.sha256)
+    loaded = load_snapshot(snapshots, 5, found.content.sha256, DIGEST)
     progress = other.train_state.become(loaded.tensors, loaded.train)
     assert other.train_state.digests() == digests
     assert other.train(3) == on, "another trajectory: a generator, the scaler or the schedule is not as it was"
@@ -247,7 +248,7 @@ def test_what_changes_between_choice_and_load_is_not_loaded(layout: RunLayout, s
     assert found is not None
     damage(snapshots, snapshots.whole()[0].number, place_of(snapshots, "rng.rank0.torch"))
     with pytest.raises(EcrlError, match="not the one that was chosen") as raised:
-        load_snapshot(snapshots, found.global_step, found.content.sha256)
+        load_snapshot(snapshots, found.global_step, found.content.sha256, DIGEST)
     assert raised.value.exit_code == 1
     assert whole(snapshots) == [(3, 0)]
 

@@ -15,13 +15,14 @@ import pytest
 
 from ecrl_cli.checkpoint.capture.loading import load_checkpoint
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
-from ecrl_cli.checkpoint.format.hashing import chunk_sums, tensor_sha256
+from ecrl_cli.checkpoint.format.hashing import tensor_digest
 from ecrl_cli.checkpoint.format.manifest import components, make_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, LAYERS, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components
 from ecrl_cli.errors import StorageError
 from ecrl_cli.linux.unix_socket import bind
+from ecrl_cli.studies.frame.store_fixture import part_entry
 from tests.unit.checkpoint_support import CONFIG, commit, flip, image, store_at
 
 
@@ -213,8 +214,8 @@ def forge(group: Path, data: bytes, **tensor: object) -> None:
     (group / MODEL).write_bytes(data)
     value = json.loads((group / MANIFEST).read_bytes())
     part = value["parts"][MODEL]
-    part.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), chunk_crc32=list(chunk_sums(data)))
     part["tensors"]["parameters.weight"].update(tensor)
+    part.update(part_entry(MODEL, data, part["tensors"]))
     manifest = canonical_json(value)
     (group / MANIFEST).write_bytes(manifest)
     (group / COMMIT).write_bytes(make_commit(read_manifest(manifest), hashlib.sha256(manifest).hexdigest(), None).encoded())
@@ -255,7 +256,7 @@ def test_a_header_length_that_cannot_be_is_refused(group: Path, first: int) -> N
 
 
 def test_a_tensor_that_is_not_what_its_digest_says_is_refused(group: Path) -> None:
-    forge(group, (group / MODEL).read_bytes(), sha256="0" * 64)
+    forge(group, (group / MODEL).read_bytes(), digest="0" * 64)
     assert verify_checkpoint(group, CONFIG.integrity).layer == "tensors"
 
 
@@ -263,7 +264,7 @@ def test_a_tensor_that_is_not_what_its_digest_says_is_refused(group: Path) -> No
 def test_a_model_that_is_not_finite_is_refused(group: Path, value: float) -> None:
     data = bytearray((group / MODEL).read_bytes())
     data[-4:] = struct.pack("<f", value)
-    forge(group, bytes(data), sha256=tensor_sha256("torch.float32", (10_000,), bytes(data[-40_000:])))
+    forge(group, bytes(data), digest=tensor_digest("torch.float32", (10_000,), bytes(data[-40_000:])))
     report = verify_checkpoint(group, CONFIG.integrity)
     assert report.layer == "finite" and "parameters.weight" in report.reason
 
@@ -297,8 +298,8 @@ def test_without_contents_only_names_sizes_and_records_are_looked_at(group: Path
 def test_the_hash_of_train_json_is_compared_by_all_that_read_it(group: Path) -> None:
     flip(group / TRAIN, 5)
     report = verify_checkpoint(group, replace(CONFIG.integrity, contents=False))
-    assert (report.layer, report.reason) == ("hash", f"{TRAIN} does not match its SHA-256")
-    with pytest.raises(StorageError, match=f"failed at hash: {TRAIN} does not match its SHA-256"):
+    assert (report.layer, report.reason) == ("hash", f"{TRAIN} does not match its BLAKE3")
+    with pytest.raises(StorageError, match=f"failed at hash: {TRAIN} does not match its BLAKE3"):
         load_checkpoint(group)
 
 

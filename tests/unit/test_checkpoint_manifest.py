@@ -8,16 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse, parse_canonical
-from ecrl_cli.checkpoint.format.hashing import chunk_sums, tensor_sha256
+from ecrl_cli.checkpoint.format.hashing import chunk_sums, part_digest, tensor_digest
 from ecrl_cli.checkpoint.format.manifest import Manifest, PartEntry, TensorEntry, components, make_commit, read_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import MODEL
 
 SHA = "a" * 64
 BAD_NAMES = ("../x", "/x", "a/b", "x\0", "", ".", "..", "A", "a..b", "x" * 65)
 PART = PartEntry(65_537, SHA, (1, 2), {"parameters.w": TensorEntry("torch.float32", (2, 3), SHA)})
-MANIFEST = Manifest(1, SHA, 0, 50, 1, 2, 1337, 2, {MODEL: PART})
+MANIFEST = Manifest(2, SHA, 0, 50, 1, 2, 1337, 2, {MODEL: PART})
 
 
 @pytest.mark.parametrize(
@@ -59,9 +60,9 @@ def test_another_spelling_is_refused(text: bytes) -> None:
 
 def test_manifest_and_commit_have_exactly_the_keys_of_the_contract() -> None:
     value = json.loads(MANIFEST.encoded())
-    assert list(value) == ["attempt", "cursor_step", "epoch", "global_step", "parts", "run_id", "schema_version", "seed", "world_size"]
-    assert list(value["parts"][MODEL]) == ["bytes", "chunk_crc32", "sha256", "tensors"]
-    assert value["parts"][MODEL]["tensors"] == {"parameters.w": {"dtype": "torch.float32", "sha256": SHA, "shape": [2, 3]}}
+    assert list(value) == ["attempt", "cursor_step", "digest", "epoch", "global_step", "parts", "run_id", "schema_version", "seed", "world_size"]
+    assert list(value["parts"][MODEL]) == ["bytes", "chunk_sums", "digest", "tensors"]
+    assert value["parts"][MODEL]["tensors"] == {"parameters.w": {"digest": SHA, "dtype": "torch.float32", "shape": [2, 3]}}
     commit = json.loads(make_commit(MANIFEST, SHA, None).encoded())
     assert list(commit) == ["attempt", "global_step", "manifest_sha256", "prev_commit_sha256", "run_id", "self_sha256"]
     body = {key: item for key, item in commit.items() if key != "self_sha256"}
@@ -81,7 +82,10 @@ def edited(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     "data",
     [
-        edited(schema_version=2),
+        edited(schema_version=3),
+        edited(schema_version=1),
+        edited(digest="md5"),
+        edited(digest=None),
         edited(attempt=-1),
         edited(global_step=1.5),
         edited(global_step=True),
@@ -103,10 +107,10 @@ def test_a_manifest_beyond_the_rules_is_a_value_error(data: bytes) -> None:
     [
         replace(PART, bytes=-1),
         replace(PART, bytes=10),
-        replace(PART, sha256="A" * 64),
-        replace(PART, sha256="a" * 63),
-        replace(PART, chunk_crc32=(1, 2**32)),
-        replace(PART, chunk_crc32=(1, -1)),
+        replace(PART, digest="A" * 64),
+        replace(PART, digest="a" * 63),
+        replace(PART, chunk_sums=(1, 2**32)),
+        replace(PART, chunk_sums=(1, -1)),
         replace(PART, tensors={"module.__class__": TensorEntry("torch.float32", (1,), SHA)}),
         replace(PART, tensors={"parameters.w": TensorEntry("torch.float32", (-1,), SHA)}),
         replace(PART, tensors={"parameters.w": TensorEntry("torch.float32", (1,) * 17, SHA)}),
@@ -124,8 +128,32 @@ def test_too_many_parts_are_refused() -> None:
 
 
 def test_digests_are_what_the_contract_says() -> None:
-    assert tensor_sha256("torch.float32", (2,), b"12345678") == hashlib.sha256(b"torch.float32(2,)12345678").hexdigest()
+    assert tensor_digest("torch.float32", (2,), b"12345678") == blake3(b"torch.float32(2,)12345678").hexdigest()
+    assert tensor_digest("torch.float32", (2,), b"12345678", "sha256") == hashlib.sha256(b"torch.float32(2,)12345678").hexdigest()
     assert chunk_sums(b"x" * 65_537) == (chunk_sums(b"x" * 65_536)[0], chunk_sums(b"x")[0])
     found = components(MANIFEST)
     assert found.parameters == hashlib.sha256(f'[["parameters.w","{SHA}"]]'.encode()).hexdigest()
     assert found.buffers == found.rng == hashlib.sha256(b"[]").hexdigest()
+
+
+def test_a_manifest_of_version_1_has_its_own_names_and_is_written_as_it_was() -> None:
+    old = Manifest(1, SHA, 0, 50, 1, 2, 1337, 2, {MODEL: PART}, "sha256")
+    value = json.loads(old.encoded())
+    assert "digest" not in value and list(value["parts"][MODEL]) == ["bytes", "chunk_crc32", "sha256", "tensors"]
+    assert value["parts"][MODEL]["tensors"] == {"parameters.w": {"dtype": "torch.float32", "sha256": SHA, "shape": [2, 3]}}
+    assert read_manifest(old.encoded()) == old
+    with pytest.raises(ValueError):
+        read_manifest(canonical_json(value | {"digest": "sha256"}))
+    with pytest.raises(ValueError):
+        read_manifest(edited(parts=value["parts"]))
+
+
+def test_a_part_s_digest_is_the_root_over_its_header_and_its_tensors() -> None:
+    header, tensor = b"h" * 16, b"0" * 24
+    entry = PartEntry(40, "", (), {"parameters.w": TensorEntry("torch.float32", (2, 3), SHA)})
+    leaves = [blake3(header).hexdigest(), blake3(b"torch.float32(2, 3)" + tensor).hexdigest()]
+    assert part_digest(MODEL, entry, header + tensor) == blake3(json.dumps(leaves, separators=(",", ":")).encode()).hexdigest()
+    assert part_digest("step_00000001.pt", entry, header + tensor) == blake3(header + tensor).hexdigest()
+    assert part_digest(MODEL, replace(entry, tensors={}), header) == blake3(header).hexdigest()
+    with pytest.raises(ValueError, match="its tensors need more"):
+        part_digest(MODEL, replace(entry, bytes=24), tensor)

@@ -9,18 +9,18 @@ import os
 import struct
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json
-from ecrl_cli.checkpoint.format.hashing import document_entry, tensor_sha256
+from ecrl_cli.checkpoint.format.hashing import document_entry, tensor_digest
 from ecrl_cli.checkpoint.format.manifest import make_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LATEST_OK, MANIFEST, MODEL, OPTIMIZER, TRAIN
 from ecrl_cli.checkpoint.repair.scrub import Scrub, ScrubConfig, sampled, scrub
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
-from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.config.codec import encode
@@ -39,6 +39,9 @@ def folder_of(root: Path, count: int, *, single: bool = False) -> Path:
         commit(store, 10 * (number + 1), single=single)
     store.close()
     return store.root
+
+
+examine_once = partial(verify_checkpoint, once=True)
 
 
 @pytest.fixture
@@ -74,7 +77,7 @@ def test_numbers_that_are_not_finite_are_seen_wherever_they_lie(
     monkeypatch.setattr(safe_read, "PIECE", 4096)  # so that a file comes in many
     data = bytearray((group / MODEL).read_bytes())
     data[-4:] = struct.pack("<f", value)
-    forge(group, arrange(bytes(data)), sha256=tensor_sha256("torch.float32", (10_000,), bytes(data[-40_000:])))
+    forge(group, arrange(bytes(data)), digest=tensor_digest("torch.float32", (10_000,), bytes(data[-40_000:])))
     assert examine_once(group).layer == verify_checkpoint(group).layer == ("" if value == 1.0 else "finite")
 
 
@@ -88,10 +91,11 @@ def test_a_train_json_that_is_none_is_refused_even_if_all_hashes_agree(group: Pa
     assert examine_once(group).layer == verify_checkpoint(group).layer == "schema"
 
 
-def test_a_writer_that_digested_other_bytes_is_seen_in_a_deep_look_alone(group: Path) -> None:
-    forge(group, (group / MODEL).read_bytes(), sha256="0" * 64)
-    assert examine_once(group).ok
-    looked = scrub(group.parent, config=ScrubConfig(deep=True)).looked
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_writer_that_digested_other_bytes_is_seen(group: Path, deep: bool) -> None:
+    """Where the bytes of a part are hashed as one, as in a `.pt` file, in a deep look alone (test_checkpoint_torch_file.py)."""
+    forge(group, (group / MODEL).read_bytes(), digest="0" * 64)
+    looked = scrub(group.parent, config=ScrubConfig(deep=deep)).looked
     assert [one.report.layer for one in looked] == ["tensors", ""]
 
 

@@ -23,7 +23,6 @@ from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, Pa
 from ecrl_cli.checkpoint.repair.scrub import ScrubConfig, scrub
 from ecrl_cli.checkpoint.store.catalog import newest_valid
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
-from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import PosixFs
@@ -81,7 +80,7 @@ def layers(path: Path, finite: str = "all") -> tuple[str, str, str, str]:
         loaded = ""
     except StorageError as error:
         loaded = error.fact.split(" failed at ")[1].split(":")[0]
-    return verify_checkpoint(path, config).layer, examine_once(path, config).layer, looked[path.name].layer, loaded
+    return verify_checkpoint(path, config).layer, verify_checkpoint(path, config, once=True).layer, looked[path.name].layer, loaded
 
 
 def test_what_torch_wrote_is_read_bit_for_bit_without_it(path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_sound_folder_is_valid_line_by_line(folder: Path, capsys: pytest.Captu
 def test_the_exit_code_tells_some_damage_from_no_valid_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flip(folder / "step_00000020" / MODEL, 9000, 5)
     assert main(["verify", str(folder)]) == 1
-    assert lines(capsys)[2].startswith("step_00000020: refused by hash: model.safetensors does not match its SHA-256; chunk 0 of 1, byte 9000 bit 5")
+    assert lines(capsys)[2].startswith("step_00000020: refused by hash: model.safetensors does not match its BLAKE3; chunk 0 of 1, byte 9000 bit 5")
     for step in (10, 30):
         (folder / f"step_000000{step}" / COMMIT).unlink()
     assert main(["verify", str(folder)]) == 4
@@ -202,12 +202,12 @@ def test_a_folder_that_cannot_be_looked_at_hides_no_other_answer(
     shutil.copytree(folder, tmp_path / "other", symlinks=True)
     (tmp_path / "other" / "step_00000030" / "poor").touch()
 
-    def poor(path: Path, *args: Any) -> Any:
+    def poor(path: Path, *args: Any, once: bool) -> Any:
         if (path / "poor").exists():
             raise StorageError.of("open", path, OSError(errno.EMFILE, "Too many open files"))
-        return verify_checkpoint(path, *args)
+        return verify_checkpoint(path, *args, once=once)
 
-    monkeypatch.setattr(scrub, "examine_once", poor)
+    monkeypatch.setattr(scrub, "verify_checkpoint", poor)
     assert main(["verify", str(folder), str(tmp_path / "other")]) == 5
     said = capsys.readouterr()
     assert said.out.startswith(f"{folder}: 3 checkpoints, 3 valid") and "EMFILE" in said.err

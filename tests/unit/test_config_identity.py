@@ -70,6 +70,9 @@ RECORDED = json.loads(json.dumps(encode(RunConfig())))
 def test_every_key_is_in_the_run_id_or_on_the_list_of_those_that_are_not(key: str) -> None:
     """`threads` too: it changes the bits."""
     spoilt = changed(RECORDED, key, other(dict(leaves(RECORDED))[key]))
+    if key == "checkpoint.digest":  # where a run's states are hashed otherwise, they cannot be compared
+        assert run_id_of(spoilt) == run_id_of(RECORDED) and reference_id_of(spoilt) != reference_id_of(RECORDED)
+        return
     group = key.partition(".")[0]
     assert (run_id_of(spoilt) == run_id_of(RECORDED)) == bool({key, group} & set(NOT_IDENTITY))
     assert (reference_id_of(spoilt) == reference_id_of(RECORDED)) == bool({key, group} & set(NOT_REFERENCE))

@@ -80,13 +80,13 @@ def test_a_tensor_that_reads_differently_fails_the_gate(setting: StudyContext, t
 
 def test_a_golden_file_that_is_damaged_fails_the_gate(setting: StudyContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (golden_at(tmp_path, monkeypatch) / "single" / "step_00000007.safetensors").write_bytes(b"x")
-    assert "golden/v1/single" in gates(setting, lambda key: key.startswith("golden"))["golden"]
+    assert f"golden/v{FORMAT_VERSION}/single" in gates(setting, lambda key: key.startswith("golden"))["golden"]
 
 
 @pytest.mark.parametrize(
     ("name", "replacement", "key"),
     [
-        ("FORMAT_VERSION", 2, "the_next_version"),
+        ("READABLE", (1, 2, 3), "the_next_version"),
         ("_decoded", lambda kind, value: _lenient(kind, value), "unknown_key_in_MANIFEST"),
     ],
 )
@@ -119,4 +119,4 @@ def test_the_study_copies_what_an_installer_may_have_linked(tmp_path: Path, sett
     folder = golden_at(tmp_path, monkeypatch) / "group" / "step_00000007"
     (tmp_path / "second").hardlink_to(folder / "model.safetensors")
     assert not verify_checkpoint(folder).ok
-    assert "golden" not in gates(setting, lambda key: key == "golden/v1/group")
+    assert "golden" not in gates(setting, lambda key: key == f"golden/v{FORMAT_VERSION}/group")

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json
-from ecrl_cli.checkpoint.format.hashing import chunk_sums, tensor_sha256
+from ecrl_cli.checkpoint.format.hashing import tensor_digest
 from ecrl_cli.checkpoint.format.manifest import make_commit, read_manifest
+from ecrl_cli.studies.frame.store_fixture import part_entry
 
 Tensors = dict[str, torch.Tensor]
 
@@ -24,9 +25,9 @@ def with_hashes_made_right(path: Path, data: bytes, digests: dict[str, str] | No
     sidecar = path.with_suffix(".json")
     document = json.loads(sidecar.read_bytes())
     entry = document["manifest"]["parts"][path.name]
-    entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), chunk_crc32=list(chunk_sums(data)))
-    for name, sha256 in (digests or {}).items():
-        entry["tensors"][name]["sha256"] = sha256
+    for name, digest in (digests or {}).items():
+        entry["tensors"][name]["digest"] = digest
+    entry.update(part_entry(path.name, data, entry["tensors"]))
     manifest = canonical_json(document["manifest"])
     commit = make_commit(read_manifest(manifest), hashlib.sha256(manifest).hexdigest(), document["commit"]["prev_commit_sha256"])
     path.write_bytes(data)
@@ -48,7 +49,7 @@ def with_tensors(path: Path, change: Callable[[Tensors], Any], *, digests: bool 
     """Change the tensors in the file. With `digests` those of the tensors are made right too."""
     value = content(path)
     change(value["tensors"])
-    found = {name: sha256_of(tensor) for name, tensor in value["tensors"].items()} if digests else {}
+    found = {name: digest_of(tensor) for name, tensor in value["tensors"].items()} if digests else {}
     return with_hashes_made_right(path, saved(value), found)
 
 
@@ -64,6 +65,6 @@ def rezipped(data: bytes, change: Callable[[dict[str, bytes]], Any], compression
     return file.getvalue()
 
 
-def sha256_of(tensor: torch.Tensor) -> str:
+def digest_of(tensor: torch.Tensor) -> str:
     flat = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-    return tensor_sha256(str(tensor.dtype), tuple(tensor.shape), flat)
+    return tensor_digest(str(tensor.dtype), tuple(tensor.shape), flat)

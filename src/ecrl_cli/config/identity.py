@@ -12,7 +12,8 @@ from ecrl_cli.config.schema import RunConfig
 # Where a run and its data are does not change what it computes; names are labels. A schedule has been converted to `failure.steps`.
 NOT_IDENTITY = (
     *("run_dir", "suite_name", "dataset.root", "dataset.download", "scale", "schedule"),
-    *("supervision.writer_grace_s", "supervision.master_port", "supervision.disk_interval_s", "checkpoint.hmac_key_file", "checkpoint.finite"),
+    *("supervision.writer_grace_s", "supervision.master_port", "supervision.disk_interval_s"),
+    *("checkpoint.hmac_key_file", "checkpoint.finite", "checkpoint.digest"),
     "seal",  # signing of the records
     "reference",  # what is trained beside the run
     *("supervision.hang_timeout_s", "supervision.hang_factor", "supervision.start_timeout_s", "supervision.grace_s"),
@@ -27,6 +28,7 @@ NOT_REFERENCE = (
 
 # Keys added by a version, with the earlier behaviour: with that value, a configuration has the id that earlier versions recorded.
 BEFORE = {"ddp": {"find_unused_parameters": True}}
+BEFORE_DIGEST = "sha256"  # checkpoint.digest of the versions that had no such key
 
 
 def run_id(config: RunConfig) -> str:
@@ -45,9 +47,11 @@ def run_id_of(recorded: dict[str, Any]) -> str:
 
 
 def reference_id_of(recorded: dict[str, Any]) -> str:
-    """`reference_id`, likewise."""
+    """`reference_id`, likewise. States hashed differently cannot be compared, so runs with another checkpoint.digest have another reference."""
     leave_out = NOT_REFERENCE + (("world_size",) if recorded.get("elastic", {}).get("replicas") else ())
-    return _digest(_without(_as_before(recorded), leave_out))
+    digest = recorded.get("checkpoint", {}).get("digest", BEFORE_DIGEST)
+    hashed = {} if digest == BEFORE_DIGEST else {"digest": digest}
+    return _digest(_without(_as_before(recorded), leave_out) | hashed)
 
 
 def _as_before(recorded: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ecrl_cli.config.strategies import STRATEGIES
 WRITE_MODES = ("unsafe", "atomic_nodirsync", "atomic_dirsync")
 LAYOUTS = ("group", "single")
 FORMATS = ("safetensors", "torch")
+DIGESTS = ("blake3", "sha256")
 DATASETS = ("digits", "cifar10", "cifar100", "imagefolder", "tinyimagenet", "nt3", "fake")
 MODELS = ("small_cnn", "resnet18", "resnet50", "resnet152", "vit", "nt3")
 OPTIMIZERS = ("sgd", "adamw")
@@ -107,6 +108,7 @@ class CheckpointConfig:
 
     `memory_every`: with in_memory, steps between the snapshots in memory, from which the next attempt resumes.
     `on_error`: after a failed save training continues, or stops with exit code 5, to be resumed once the cause is removed.
+    `digest`: the hash of tensors and files in checkpoints and of the states that ranks log; sha256 is slower, and approved where FIPS 140 rules.
     `finite`: which tensors of a checkpoint must be finite, or it is rejected: all (parameters, buffers, optimizer state), model
     (parameters and buffers), parameters, or off (for example for a model with infinities in its buffers).
     `hmac_key_file`: a key of 32 bytes or more with which each COMMIT gets a MAC; checkpoints without one are then rejected.
@@ -118,6 +120,7 @@ class CheckpointConfig:
     max_inflight: int = at_least(4, 1)
     layout: str = one_of("group", LAYOUTS)
     format: str = one_of("safetensors", FORMATS)
+    digest: str = one_of("blake3", DIGESTS)
     keep: int = at_least(3, 2)
     final: bool = True
     max_bytes: int = at_least(64 * 2**30, 1)

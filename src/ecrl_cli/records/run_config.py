@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ecrl_cli.config.codec import decode, encode
-from ecrl_cli.config.identity import reference_id, run_id
+from ecrl_cli.config.identity import BEFORE_DIGEST, reference_id, run_id
 from ecrl_cli.config.launchers import launcher_of
 from ecrl_cli.config.recoveries import recovery_of
-from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.schema import DIGESTS, RunConfig
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import ConfigError, EvidenceMissing, RecordError
 from ecrl_cli.records.events import SCHEMA_VERSION
@@ -40,6 +40,16 @@ def write_run_config(layout: RunLayout, config: RunConfig) -> None:
     write_json(layout.config, document)
 
 
+def with_recorded_digest(config: RunConfig, layout: RunLayout) -> RunConfig:
+    """`config` with the checkpoint.digest that the run began with, if it has begun: states hashed in two ways could not be compared."""
+    try:
+        checkpoint = read_json(layout.config)["config"]["checkpoint"]
+        digest = checkpoint.get("digest", BEFORE_DIGEST)
+    except (OSError, RecordError, KeyError, TypeError, AttributeError):
+        return config  # a new run; or one that is refused when its records are checked
+    return replace(config, checkpoint=replace(config.checkpoint, digest=digest)) if digest in DIGESTS else config
+
+
 def read_run_config(layout: RunLayout) -> StoredConfig:
     """Read config.json; EvidenceMissing if there is none, RecordError if it is damaged or of another schema."""
     if not layout.root.exists():
@@ -50,6 +60,8 @@ def read_run_config(layout: RunLayout) -> StoredConfig:
     version = value.get("schema_version") if isinstance(value, dict) else None
     if version != SCHEMA_VERSION:
         raise RecordError("config.json", f"schema version {version}, this ECRL reads {SCHEMA_VERSION}", "use the version that wrote the run")
+    if isinstance(value.get("config"), dict) and isinstance(checkpoint := value["config"].get("checkpoint"), dict):
+        checkpoint.setdefault("digest", BEFORE_DIGEST)
     try:
         stored = decode(StoredConfig, value)
     except (KeyError, TypeError, ValueError) as error:

@@ -22,6 +22,7 @@ from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RecoveryConf
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import REFERENCES, RunLayout
+from ecrl_cli.records.run_config import with_recorded_digest
 
 OUTPUTS = Path("outputs")
 
@@ -46,6 +47,7 @@ class RunPlan:
 
 def plan_run(config: RunConfig, run_dir: Path, identity: str = "") -> RunPlan:
     """The plan of a run in `run_dir`. `identity`: its run id, if already known. ConfigError if a failure cannot be injected into this run."""
+    config = with_recorded_digest(config, RunLayout(run_dir))
     estimate_s = seconds(config, gpu=visible_gpus() > 0 and config.device != "cpu")
     plan_without_reference = RunPlan(config, RunLayout(run_dir), identity or run_id(config), reference_id(config), plan(config), estimate_s)
     return replace(plan_without_reference, reference=_reference(plan_without_reference))

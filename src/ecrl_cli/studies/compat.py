@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json
-from ecrl_cli.checkpoint.format.names import COMMIT, FORMAT_VERSION, MANIFEST, step_name
+from ecrl_cli.checkpoint.format.names import COMMIT, FORMAT_VERSION, MANIFEST, READABLE, step_name
 from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoint
 from ecrl_cli.config.studies import Compat
 from ecrl_cli.errors import StorageError
@@ -60,13 +60,17 @@ def _at(value: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
 
 _TENSOR = ("manifest", "parts", "*", "tensors", "*")
 
+READS = " and ".join(map(str, READABLE))
+
 VARIANTS: dict[str, Variant] = {
     "the next version": version(FORMAT_VERSION + 1, str(FORMAT_VERSION + 1), "upgrade"),
     "a far version": version(999, "999", "upgrade"),
-    "version 0": version(0, "format 0", f"reads {FORMAT_VERSION}"),
-    "a negative version": version(-1, "format -1", f"reads {FORMAT_VERSION}"),
-    "a version with a fraction": version(1.5, "format 1.5", f"reads {FORMAT_VERSION}"),
+    "version 0": version(0, "format 0", f"reads {READS}"),
+    "a negative version": version(-1, "format -1", f"reads {READS}"),
+    "a version with a fraction": version(1.5, "format 1.5", f"reads {READS}"),
     "a whole version as a float": version(float(FORMAT_VERSION), f"format {float(FORMAT_VERSION)}"),
+    "no digest": lacking("manifest", "digest", "manifest"),
+    "a digest that nobody knows": Variant(lambda records: records["manifest"].update(digest="md5"), "manifest", ("'md5'", "blake3 and sha256")),
     "a version in quotes": version(str(FORMAT_VERSION), f"format '{FORMAT_VERSION}'"),
     "a version that is true": version(True, "format True"),
     "no version": Variant(lambda records: records["manifest"].pop("schema_version"), "manifest", ("format None",)),
@@ -75,7 +79,7 @@ VARIANTS: dict[str, Variant] = {
     "unknown key in a tensor": unknown("manifest", *_TENSOR),
     "unknown key in COMMIT": unknown("commit", "commit"),
     "key missing in MANIFEST": lacking("manifest", "epoch", "manifest"),
-    "key missing in a part": lacking("manifest", "chunk_crc32", "manifest", "parts", "*"),
+    "key missing in a part": lacking("manifest", "chunk_sums", "manifest", "parts", "*"),
     "key missing in a tensor": lacking("manifest", "shape", *_TENSOR),
     "key missing in COMMIT": lacking("commit", "prev_commit_sha256", "commit"),
     "the next version with keys of its own": Variant(
@@ -142,14 +146,14 @@ def _loaded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     import torch
 
     from ecrl_cli.checkpoint.capture.loading import load_checkpoint
-    from ecrl_cli.checkpoint.format.hashing import tensor_sha256
+    from ecrl_cli.checkpoint.format.hashing import tensor_digest
 
     loaded = load_checkpoint(path)
     found = {}
     for name, tensor in loaded.tensors.items():
         raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
         shape = tuple(tensor.shape)
-        found[name] = [str(tensor.dtype), list(shape), tensor_sha256(str(tensor.dtype), shape, raw)]
+        found[name] = [str(tensor.dtype), list(shape), tensor_digest(str(tensor.dtype), shape, raw, loaded.manifest.digest)]
     return found, loaded.train
 
 

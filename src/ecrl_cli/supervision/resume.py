@@ -11,11 +11,10 @@ from pathlib import Path
 
 from ecrl_cli.checkpoint.capture.shared_memory import InvalidSnapshot, Snapshot, SnapshotContent, SnapshotPair
 from ecrl_cli.checkpoint.format.canonical_json import parse
-from ecrl_cli.checkpoint.format.names import step_name
+from ecrl_cli.checkpoint.format.names import DIGEST, step_name
 from ecrl_cli.checkpoint.format.train_document import saved_state, tensor_digests
 from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, ResumeChoice, newest_valid
-from ecrl_cli.checkpoint.store.integrity import IntegrityReport
-from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
+from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoint
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.config.elastic import next_change, world_size_after
 from ecrl_cli.config.schema import RunConfig
@@ -79,7 +78,7 @@ def choose(
     there = {entry.global_step for entry in store.entries()}
     newest = choice.report.global_step or 0 if choice.report else 0
     gone = tuple(_gone(kept[step]) for step in sorted(kept, reverse=True) if step > newest and step not in there)
-    snapshot, skipped = newest_snapshot(layout, snapshots, newest, store.config.integrity.finite) if snapshots else (None, ())
+    snapshot, skipped = newest_snapshot(layout, snapshots, newest, store.config.integrity.finite, store.config.digest) if snapshots else (None, ())
     if choice.report is None and kept and snapshot is None:
         remedy = "restore them or start a new run; `ecrl verify` tells more, nothing was changed"
         raise NoValidCheckpoint("checkpoints", _refused(choice.rejected, gone), remedy)
@@ -153,9 +152,11 @@ def _refused(rejected: tuple[Rejected, ...], gone: tuple[Rejected, ...]) -> str:
 
 
 def newest_snapshot(
-    layout: RunLayout, snapshots: SnapshotPair, behind: int, finite: str = "all"
+    layout: RunLayout, snapshots: SnapshotPair, behind: int, finite: str = "all", digest: str = DIGEST
 ) -> tuple[MemorySnapshotChoice | None, tuple[SkippedSnapshot, ...]]:
-    """The newest valid snapshot of a step after `behind`, and the newer ones that were rejected, which are withdrawn. `finite`: checkpoint.finite.
+    """The newest valid snapshot of a step after `behind`, and the newer ones that were rejected, which are withdrawn.
+
+    `finite`, `digest`: as in CheckpointConfig.
 
     Only while no rank lives, so that nothing writes to the snapshots.
     """
@@ -164,14 +165,14 @@ def newest_snapshot(
         if snapshot.global_step <= behind:
             break
         try:
-            return MemorySnapshotChoice(snapshot.attempt, snapshot.global_step, _sound(layout, snapshot, finite)), tuple(skipped)
+            return MemorySnapshotChoice(snapshot.attempt, snapshot.global_step, _sound(layout, snapshot, finite, digest)), tuple(skipped)
         except InvalidSnapshot as unsound:
             snapshots.withdraw(snapshot.number)
             skipped.append(SkippedSnapshot(snapshot.global_step, snapshot.attempt, str(unsound)))
     return None, tuple(skipped)
 
 
-def _sound(layout: RunLayout, snapshot: Snapshot, finite: str) -> SnapshotContent:
+def _sound(layout: RunLayout, snapshot: Snapshot, finite: str, digest: str) -> SnapshotContent:
     """The snapshot's content.
 
     InvalidSnapshot if it is not finite, or differs from the state that rank 0 logged for its step (`state_digests`; not compared where not
@@ -184,7 +185,7 @@ def _sound(layout: RunLayout, snapshot: Snapshot, finite: str) -> SnapshotConten
         raise InvalidSnapshot(f"its train.json cannot be read ({error})") from error
     if step != snapshot.global_step:
         raise InvalidSnapshot(f"its train.json is of step {step}")
-    content = snapshot.content()
+    content = snapshot.content(digest)
     lines = read_journal(layout.attempt(snapshot.attempt).rank(0), RankLine).events
     line = next((line for line in reversed(lines) if line.global_step == snapshot.global_step), None)
     if line is None:
@@ -208,7 +209,7 @@ class CheckpointPrevalidator:
             newest = next(iter(self._store.entries()), None) if self._begun is None else None
             if newest:
                 identity = _identity(newest)
-                self._begun = (newest, identity, self._pool.submit(examine_once, newest.path, self._store.config.integrity))
+                self._begun = (newest, identity, self._pool.submit(verify_checkpoint, newest.path, self._store.config.integrity, once=True))
 
     def take(self, path: Path) -> IntegrityReport | None:
         """The report on the checkpoint at `path`; None if another one was verified, or its files have changed since."""

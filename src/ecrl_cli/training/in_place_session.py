@@ -160,7 +160,7 @@ class InPlaceSession(Session):
         """This process's state, with the rank and world size of this attempt."""
         before = self.kept.loop
         assert before is not None
-        return TrainState(*_parts(before.train_state), self.rank, self.world_size)
+        return TrainState(*_parts(before.train_state), self.rank, self.world_size, digest=self.config.checkpoint.digest)
 
     def data(self) -> tuple[SampleSet, DatasetRecord]:
         self.kept.data = self.kept.data or super().data()
@@ -173,7 +173,8 @@ class InPlaceSession(Session):
         if ready is None or not self.loads:
             return super().state(record)
         seed_rank(self.config.seed, self.rank, self.order.resume_step)
-        return ready.train_step, ready.sampler, TrainState(*_parts(ready.train_state), self.rank, self.world_size, self.peers)
+        digest = self.config.checkpoint.digest
+        return ready.train_step, ready.sampler, TrainState(*_parts(ready.train_state), self.rank, self.world_size, self.peers, digest=digest)
 
     def train_step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, shape: tuple[int, ...]) -> DataParallelTrainStep:
         return build_train_step(self.config, model, optimizer, WarmUp.of(self.config, shape, self.device), self.heartbeat)

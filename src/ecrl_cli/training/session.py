@@ -129,7 +129,7 @@ class Session:
         replicas = config.elastic.replicas
         sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed, replicas)
         parts = (model, optimizer, train_step.scheduler, train_step.scaler, sampler)
-        train_state = TrainState(*parts, self.rank, self.world_size, self.peers, shared_rng=replicas > 0)
+        train_state = TrainState(*parts, self.rank, self.world_size, self.peers, replicas > 0, config.checkpoint.digest)
         if replicas:
             seed_replica(config.seed, self.order.resume_step, replicas)
         else:
@@ -179,7 +179,7 @@ class Session:
         """Restore `train_state` if there is something to resume from; returns this rank's position."""
         if self.order.memory == SNAPSHOT:
             assert self.control.snapshots is not None
-            loaded = load_snapshot(self.control.snapshots, self.order.resume_step, self.order.snapshot_sha256)
+            loaded = load_snapshot(self.control.snapshots, self.order.resume_step, self.order.snapshot_sha256, self.config.checkpoint.digest)
             return train_state.become(loaded.tensors, loaded.train)
         if self.order.resume_from is None:
             return NOWHERE

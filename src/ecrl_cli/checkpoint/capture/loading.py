@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,12 @@ import torch
 from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
 from ecrl_cli.checkpoint.capture.tensor_sources import dtype_of
 from ecrl_cli.checkpoint.format.canonical_json import parse
-from ecrl_cli.checkpoint.format.hashing import workers
+from ecrl_cli.checkpoint.format.hashing import Leaf, leaves, root, streamed, workers
 from ecrl_cli.checkpoint.format.image import TensorPlace
 from ecrl_cli.checkpoint.format.manifest import Manifest
 from ecrl_cli.checkpoint.format.names import TRAIN, must_be_finite
 from ecrl_cli.checkpoint.format.tensor_table import all_finite, tensor_table
-from ecrl_cli.checkpoint.store.integrity import CheckpointRejected, IntegrityConfig, OpenCheckpoint, layer, opened
+from ecrl_cli.checkpoint.store.integrity import CheckpointRejected, IntegrityConfig, OpenCheckpoint, expect_digest, expect_order, layer, opened
 from ecrl_cli.errors import EcrlError, StorageError
 from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.safe_read import PIECE, fill
@@ -43,7 +43,7 @@ class LoadedCheckpoint(Loaded):
 def load_checkpoint(path: Path, commit_sha256: str | None = None, finite: str = "all") -> LoadedCheckpoint:
     """Read the checkpoint at `path`; StorageError, naming the layer, unless it is complete and (if given) committed as `commit_sha256`.
 
-    Applies every layer of the integrity check, except that a file's hash stands for the hashes of its tensors (see `store.integrity_one_pass`).
+    Applies every layer of the integrity check, except that a part's digest stands for those of its tensors (see `verify_checkpoint`, `once`).
     `finite`: checkpoint.finite.
     """
     fs, found = PosixFs(), OpenCheckpoint()
@@ -63,12 +63,12 @@ def load_checkpoint(path: Path, commit_sha256: str | None = None, finite: str = 
     return LoadedCheckpoint(tensors, train, found.manifest)
 
 
-def load_snapshot(snapshots: SnapshotPair, global_step: int, sha256: str) -> Loaded:
-    """The snapshot of `global_step` whose content has that hash; EcrlError if there is none. One of that step with another hash is withdrawn, so that
-    the next attempt does not choose it."""
+def load_snapshot(snapshots: SnapshotPair, global_step: int, sha256: str, digest: str) -> Loaded:
+    """The snapshot of `global_step` whose content (hashed by `digest`) has that hash; EcrlError if there is none. One of that step with another
+    hash is withdrawn, so that the next attempt does not choose it."""
     for snapshot in snapshots.whole():
         if snapshot.global_step == global_step:
-            if snapshot.content().sha256 == sha256:
+            if snapshot.content(digest).sha256 == sha256:
                 return Loaded({place.spec.name: tensor_at(snapshot.memory, place) for place in snapshot.tensors}, parse(snapshot.train))
             snapshots.withdraw(snapshot.number)
     raise EcrlError("restore", f"the snapshot of step {global_step} in memory is not the one that was chosen", "resume the run", code="snapshot")
@@ -77,15 +77,23 @@ def load_snapshot(snapshots: SnapshotPair, global_step: int, sha256: str) -> Loa
 def _read_part(fs: Fs, name: str, found: OpenCheckpoint, finite: str) -> dict[str, torch.Tensor]:
     assert found.manifest is not None
     fd, entry = found.files[name], found.manifest.parts[name]
+    digest = found.manifest.digest
+    with layer("schema"):
+        tree = leaves(name, entry, found.manifest.schema_version)
     with layer("hash"):
-        data, state = bytearray(entry.bytes), hashlib.sha256()
+        data = bytearray(entry.bytes)
         view = memoryview(data)
-        for start in range(0, len(view), PIECE):
-            state.update(fill(fs, fd, view[start : start + PIECE], start))
-        if state.hexdigest() != entry.sha256:
-            raise ValueError(f"{name} does not match its SHA-256")
+
+        def read(leaf: Leaf) -> Iterator[memoryview]:
+            """Fills `data` with the leaf's bytes."""
+            for start in range(leaf.start, leaf.end, PIECE):
+                yield fill(fs, fd, view[start : min(start + PIECE, leaf.end)], start)
+
+        expect_digest(name, root(digest, [streamed(digest, leaf.prefix, read(leaf)) for leaf in tree]), found.manifest)
     with layer("schema"):
         laid_out = tensor_table(lambda offset, count: bytes(view[offset : offset + count]), name, entry, found.train)
+    if len(tree) > 1:
+        expect_order(name, laid_out, (leaf.place for leaf in tree if leaf.place))
     for place in laid_out:
         piece = view[place.offset : place.offset + place.spec.nbytes]
         if must_be_finite(place.spec.name, finite) and not all_finite(place.spec.dtype, piece):

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ecrl_cli.checkpoint.format.canonical_json import digest, parse
-from ecrl_cli.checkpoint.format.hashing import tensor_sha256, workers
+from ecrl_cli.checkpoint.format.hashing import tensor_digest, workers
 from ecrl_cli.checkpoint.format.image import PartPlace, TensorPlace, decode_parts, encode_parts, round_up
 from ecrl_cli.checkpoint.format.names import must_be_finite
 from ecrl_cli.checkpoint.format.tensor_table import all_finite
@@ -66,8 +66,8 @@ class InvalidSnapshot(Exception):
 
 @dataclass(frozen=True)
 class SnapshotContent:
-    """Hashes of a snapshot's content. `sha256`: every tensor and train.json. `state_digest`: parameters, buffers and optimizer, defined as in a
-    rank's log line. `state`: each component, see `saved_state`."""
+    """Digests of a snapshot's content. `sha256`: over every tensor's digest and train.json. `state_digest`: parameters, buffers and optimizer,
+    defined as in a rank's log line. `state`: each component, see `saved_state`."""
 
     sha256: str
     state_digest: str
@@ -85,11 +85,11 @@ class Snapshot:
     train: bytes
     memory: mmap.mmap = field(repr=False)
 
-    def content(self) -> SnapshotContent:
-        """Hash the content; reads every byte."""
+    def content(self, digest_name: str) -> SnapshotContent:
+        """Hash the content; reads every byte. `digest_name`: the run's checkpoint.digest, by which its ranks log states."""
         with ThreadPoolExecutor(workers()) as pool:
-            sums = pool.map(lambda place: tensor_sha256(place.spec.dtype, place.spec.shape, self._bytes(place)), self.tensors)
-            found = sorted([place.spec.name, sha] for place, sha in zip(self.tensors, sums, strict=True))
+            sums = pool.map(lambda place: tensor_digest(place.spec.dtype, place.spec.shape, self._bytes(place), digest_name), self.tensors)
+            found = sorted([place.spec.name, each] for place, each in zip(self.tensors, sums, strict=True))
         state = [pair for pair in found if not pair[0].startswith("rng.")]
         document = parse(self.train)
         saved = saved_state({pair[0]: pair[1] for pair in found}, document if isinstance(document, dict) else {})

@@ -22,10 +22,10 @@ from ecrl_cli.checkpoint.capture.tensor_sources import (
     spec_of,
 )
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest, parse
-from ecrl_cli.checkpoint.format.hashing import tensor_sha256
+from ecrl_cli.checkpoint.format.hashing import tensor_digest
 from ecrl_cli.checkpoint.format.image import TensorSpec
 from ecrl_cli.checkpoint.format.manifest import Components, components_of
-from ecrl_cli.checkpoint.format.names import FORMAT_VERSION
+from ecrl_cli.checkpoint.format.names import DIGEST, TRAIN_VERSION
 from ecrl_cli.checkpoint.format.train_document import NOWHERE, TrainPosition, rng_digest, train_digest
 from ecrl_cli.errors import ConfigError, StorageError
 from ecrl_cli.records.state_digests import RankState
@@ -98,6 +98,7 @@ class StateDigests:
 class TrainState:
     """The live objects of one rank. `model`: not wrapped in DDP; `peers`: the collectives of its attempt.
     `shared_rng`: all ranks have the same RNG state whenever it is gathered, so it is saved once, whatever the world size.
+    `digest`: the run's checkpoint.digest.
     """
 
     model: torch.nn.Module
@@ -109,6 +110,7 @@ class TrainState:
     world_size: int
     peers: Collectives = field(default_factory=DefaultGroup)
     shared_rng: bool = False
+    digest: str = DIGEST
 
     def __post_init__(self) -> None:
         self._names = parameter_names(self.model, self.optimizer)
@@ -142,7 +144,7 @@ class TrainState:
     def train_document(self, progress: TrainPosition, line_chain: list[str]) -> bytes:
         """The bytes of train.json: all state that is not a tensor. ConfigError if some of it is not JSON."""
         document = {
-            "schema_version": FORMAT_VERSION,
+            "schema_version": TRAIN_VERSION,
             "world_size": self.world_size,
             "line_chain": [*line_chain, *self._departed],
             "loss": progress.loss,
@@ -166,7 +168,7 @@ class TrainState:
     def digests(self) -> Components:
         """The digests of the current state, defined as in the manifest. Collective."""
         gathered = self.gather(NOWHERE)
-        return components_of(self._tensor_digests() | {name: _sha256(name, tensor) for name, tensor in gathered.rng.items()})
+        return components_of(self._tensor_digests() | {name: self._digest_of(name, tensor) for name, tensor in gathered.rng.items()})
 
     def step_settings(self) -> StepSettings:
         scaler = (self.scaler.state_dict() if self.scaler is not None else None) or {}
@@ -177,8 +179,8 @@ class TrainState:
         signature = self.signature()
         if self._known is None or self._known[0] != signature:
             self._known = signature, self.sources()
-        tensors = {source.name: _sha256(source.name, source.find()) for source in self._known[1]}
-        rng = {name: _sha256(name, state) for name, state in capture_rng(self.device).items()}
+        tensors = {source.name: self._digest_of(source.name, source.find()) for source in self._known[1]}
+        rng = {name: self._digest_of(name, state) for name, state in capture_rng(self.device).items()}
         try:
             train = train_digest(self._train_state(progress))
         except (TypeError, ValueError) as error:
@@ -279,13 +281,12 @@ class TrainState:
         return {"param_groups": groups, "scalars": {name: values for name, values in scalars.items() if values}, "host_keys": sorted(host)}
 
     def _tensor_digests(self) -> dict[str, str]:
-        return {source.name: _sha256(source.name, source.find()) for source in self.sources()}
+        return {source.name: self._digest_of(source.name, source.find()) for source in self.sources()}
 
-
-def _sha256(name: str, tensor: torch.Tensor) -> str:
-    spec = spec_of(name, tensor)
-    data = raw(tensor).numpy()
-    return tensor_sha256(spec.dtype, spec.shape, data.data if data.size else b"")
+    def _digest_of(self, name: str, tensor: torch.Tensor) -> str:
+        spec = spec_of(name, tensor)
+        data = raw(tensor).numpy()
+        return tensor_digest(spec.dtype, spec.shape, data.data if data.size else b"", self.digest)
 
 
 def _not_json(error: Exception) -> ConfigError:

@@ -9,40 +9,41 @@ from dataclasses import dataclass
 from typing import Any
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest, parse_canonical
-from ecrl_cli.checkpoint.format.image import DTYPES, TensorPlace, TensorSpec
-from ecrl_cli.checkpoint.format.names import CHUNK, COMPONENTS, FORMAT_VERSION, PART_NAME
+from ecrl_cli.checkpoint.format.names import CHUNK, COMPONENTS, DIGEST, FORMAT_VERSION, PART_NAME, READABLE
 from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.config.schema import DIGESTS
 from ecrl_cli.errors import shown
 
 MAX_COMMIT = 64 * 1024
 MAX_MANIFEST = 16 * 2**20  # holds the chunk sums of 64 GiB
 MAX_PARTS, MAX_TENSORS, MAX_DIMS, MAX_NAME = 64, 100_000, 16, 512
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """`dtype` as torch spells it ("torch.float32"); `sha256` over str(dtype), str(tuple(shape)) and the raw C-order bytes."""
+    """`dtype` as torch spells it ("torch.float32"); `digest` over str(dtype), str(tuple(shape)) and the raw C-order bytes."""
 
     dtype: str
     shape: tuple[int, ...]
-    sha256: str
+    digest: str
 
 
 @dataclass(frozen=True)
 class PartEntry:
-    """One file: its size, its SHA-256, a zlib.crc32 per CHUNK bytes (locates damage), its tensors (none in a JSON part)."""
+    """One file: its size, its digest and a sum per CHUNK bytes (see `hashing`), its tensors (none in a JSON part)."""
 
     bytes: int
-    sha256: str
-    chunk_crc32: tuple[int, ...]
+    digest: str
+    chunk_sums: tuple[int, ...]
     tensors: dict[str, TensorEntry]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The parts of a checkpoint. `epoch` and `cursor_step` name the window that the next step consumes."""
+    """The parts of a checkpoint. `epoch` and `cursor_step` name the window that the next step consumes. `digest`: which hash the digests of parts
+    and tensors are; records have a SHA-256 always."""
 
     schema_version: int
     run_id: str
@@ -53,9 +54,13 @@ class Manifest:
     seed: int
     world_size: int
     parts: dict[str, PartEntry]
+    digest: str = DIGEST
 
     def encoded(self) -> bytes:
-        return canonical_json(encode(self))
+        document = encode(self)
+        if self.schema_version == 1:
+            del document["digest"]
+        return canonical_json(document | {"parts": {name: encoded_part(part, self.schema_version) for name, part in self.parts.items()}})
 
 
 @dataclass(frozen=True)
@@ -83,12 +88,21 @@ class Commit:
 
 @dataclass(frozen=True)
 class Components:
-    """One digest per component: SHA-256 of the canonical [[name, tensor sha256], ...], sorted by name."""
+    """One digest per component: SHA-256 of the canonical [[name, tensor's digest], ...], sorted by name."""
 
     parameters: str
     buffers: str
     optimizer: str
     rng: str
+
+
+def encoded_part(part: PartEntry, version: int) -> dict[str, Any]:
+    """`part` as JSON values, under the names of the format `version`."""
+    value: dict[str, Any] = encode(part)
+    if version > 1:
+        return value
+    tensors = {name: _renamed(tensor, {"digest": "sha256"}) for name, tensor in value["tensors"].items()}
+    return {**_renamed(value, {"digest": "sha256", "chunk_sums": "chunk_crc32"}), "tensors": tensors}
 
 
 def make_commit(manifest: Manifest, manifest_sha256: str, previous: str | None, key: bytes = b"") -> Commit:
@@ -130,10 +144,14 @@ def read_manifest(data: bytes) -> Manifest:
     """The manifest in `data`; ValueError unless it is valid and within the limits. Its hash must have been checked before."""
     value = _document(data, MAX_MANIFEST)
     version = value.get("schema_version")
-    if type(version) is not int or version != FORMAT_VERSION:
+    if type(version) is not int or version not in READABLE:
         way_out = "upgrade ECRL" if type(version) is int and version > FORMAT_VERSION else "no ECRL has written such a version"
-        raise ValueError(f"checkpoint format {shown(version, 20)}, this ECRL reads {FORMAT_VERSION}; {way_out}")
-    manifest: Manifest = _decoded(Manifest, value)
+        raise ValueError(f"checkpoint format {shown(version, 20)}, this ECRL reads {' and '.join(map(str, READABLE))}; {way_out}")
+    manifest: Manifest = _decoded(Manifest, value if version > 1 else _of_version_1(value))
+    if version > 1 and "digest" not in value:
+        raise ValueError("lacks 'digest'")
+    if manifest.digest not in DIGESTS:
+        raise ValueError(f"digest {shown(value.get('digest'), 20)}, this ECRL knows {' and '.join(DIGESTS)}")
     numbers = (manifest.attempt, manifest.global_step, manifest.epoch, manifest.cursor_step, manifest.seed)
     if min(numbers) < 0 or manifest.world_size < 1:
         raise ValueError("negative numbers")
@@ -148,12 +166,11 @@ def read_manifest(data: bytes) -> Manifest:
 
 def components(manifest: Manifest) -> Components:
     """The component digests of `manifest`."""
-    tensors = {name: entry.sha256 for part in manifest.parts.values() for name, entry in part.tensors.items()}
-    return components_of(tensors)
+    return components_of({name: entry.digest for part in manifest.parts.values() for name, entry in part.tensors.items()})
 
 
 def components_of(tensors: dict[str, str]) -> Components:
-    """The component digests, from each tensor's name (its first word is the component) and SHA-256."""
+    """The component digests, from each tensor's name (its first word is the component) and digest."""
     pairs: dict[str, list[list[str]]] = {component: [] for component in COMPONENTS}
     for name in sorted(tensors):
         pairs[name.partition(".")[0]].append([name, tensors[name]])
@@ -183,13 +200,13 @@ def _decoded(kind: Any, value: dict[str, Any]) -> Any:
 def _check_part(name: str, part: PartEntry) -> None:
     if not PART_NAME.fullmatch(name) or ".." in name:
         raise ValueError(f"part name {name[:80]!r}")
-    _hex(part.sha256)
-    if part.bytes < 0 or len(part.chunk_crc32) != -(-part.bytes // CHUNK):
-        raise ValueError(f"{name}: {part.bytes} bytes with {len(part.chunk_crc32)} chunk sums")
-    if any(not 0 <= crc < 2**32 for crc in part.chunk_crc32):
+    _hex(part.digest)
+    if part.bytes < 0 or len(part.chunk_sums) != -(-part.bytes // CHUNK):
+        raise ValueError(f"{name}: {part.bytes} bytes with {len(part.chunk_sums)} chunk sums")
+    if any(not 0 <= crc < 2**32 for crc in part.chunk_sums):
         raise ValueError(f"{name}: a chunk sum out of range")
     for tensor, entry in part.tensors.items():
-        _hex(entry.sha256)
+        _hex(entry.digest)
         if not 0 < len(tensor) <= MAX_NAME or tensor.partition(".")[0] not in COMPONENTS:
             raise ValueError(f"{name}: tensor name {tensor[:80]!r}")
         if len(entry.shape) > MAX_DIMS or any(size < 0 for size in entry.shape):
@@ -197,17 +214,26 @@ def _check_part(name: str, part: PartEntry) -> None:
 
 
 def _hex(text: str) -> None:
-    if not _SHA256.fullmatch(text):
-        raise ValueError(f"not a SHA-256: {text[:20]!r}")
+    if not _DIGEST.fullmatch(text):
+        raise ValueError(f"not a digest: {text[:20]!r}")
 
 
-def expected_places(entry: PartEntry) -> list[TensorPlace]:
-    """The tensors' places by the manifest alone, if the part is laid out as by `image.plan_image`. Only the header can confirm them."""
-    specs = [TensorSpec(name, tensor.dtype, tensor.shape) for name, tensor in entry.tensors.items()]
-    if any(spec.dtype not in DTYPES for spec in specs):
-        return []
-    offset, found = entry.bytes - sum(spec.nbytes for spec in specs), []
-    for spec in sorted(specs, key=lambda spec: (-DTYPES[spec.dtype][1], spec.name)):
-        found.append(TensorPlace(spec, offset))
-        offset += spec.nbytes
-    return found if found and found[0].offset >= 8 else []
+def _of_version_1(value: dict[str, Any]) -> dict[str, Any]:
+    """A manifest of version 1 under the names of today. ValueError if it has some of them already."""
+    parts = value.get("parts")
+    if "digest" in value or not isinstance(parts, dict):
+        raise ValueError("a manifest of version 1 has parts and names no digest")
+    return value | {"digest": "sha256", "parts": {name: _part_of_version_1(part) for name, part in parts.items()}}
+
+
+def _part_of_version_1(part: Any) -> Any:
+    if not isinstance(part, dict) or not isinstance(part.get("tensors"), dict):
+        return part
+    tensors = {name: _renamed(tensor, {"sha256": "digest"}) for name, tensor in part["tensors"].items()}
+    return _renamed(part, {"sha256": "digest", "chunk_crc32": "chunk_sums"}) | {"tensors": tensors}
+
+
+def _renamed(value: Any, names: dict[str, str]) -> Any:
+    if not isinstance(value, dict) or any(name in value for name in names.values()):
+        raise ValueError("an entry that version 1 does not have")
+    return {names.get(name, name): item for name, item in value.items()}

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import re
 
-FORMAT_VERSION = 1
+from ecrl_cli.config.schema import DIGESTS
+
+FORMAT_VERSION = 2
+READABLE = (1, 2)
+TRAIN_VERSION = 1  # of train.json
+
+DIGEST = DIGESTS[0]  # of those that checkpoint.digest may be
 
 MANIFEST, COMMIT, TRAIN = "MANIFEST.json", "COMMIT.json", "train.json"
 LATEST, LATEST_OK = "latest.json", "latest_ok"

@@ -31,7 +31,7 @@ def train_digest(document: Mapping[str, Any]) -> str:
 
 
 def rng_digest(tensors: Mapping[str, str]) -> str:
-    """One digest of a rank's RNG states, from the name (python, numpy, torch, cuda) and the SHA-256 of each."""
+    """One digest of a rank's RNG states, from the name (python, numpy, torch, cuda) and the digest of each."""
     return digest(sorted(tensors.items()))
 
 
@@ -52,20 +52,20 @@ def check_train_document(data: bytes) -> dict[str, Any]:
 
 
 def tensor_digests(manifest: Manifest) -> dict[str, str]:
-    """The SHA-256 of each tensor, by name."""
-    return {name: entry.sha256 for part in manifest.parts.values() for name, entry in part.tensors.items()}
+    """The digest of each tensor, by name."""
+    return {name: entry.digest for part in manifest.parts.values() for name, entry in part.tensors.items()}
 
 
 def saved_state(tensors: Mapping[str, str], train: Mapping[str, Any]) -> dict[str, str]:
     """Digests of parameters, buffers, optimizer; rng.rankN for each rank's RNG state (rng.shared if equal on all ranks); train, if train.json
-    has all of it. Defined as in `records.rank_state.RankState`. `tensors`: SHA-256 by name; `train`: the content of train.json."""
+    has all of it. Defined as in `records.state_digests.RankState`. `tensors`: digest by name; `train`: the content of train.json."""
     found = components_of(dict(tensors))
     saved = {"parameters": found.parameters, "buffers": found.buffers, "optimizer": found.optimizer}
     generators: dict[str, dict[str, str]] = {}
-    for name, sha256 in tensors.items():
+    for name, digest_ in tensors.items():
         if name.startswith("rng."):
             owner, _, generator = name.rpartition(".")
-            generators.setdefault(owner, {})[generator] = sha256
+            generators.setdefault(owner, {})[generator] = digest_
     saved |= {owner: rng_digest(own) for owner, own in sorted(generators.items())}
     return saved | ({"train": train_digest(train)} if all(name in train for name in TRAIN_STATE) else {})
 

@@ -1,6 +1,6 @@
-"""Locates the damage in one part: chunks by their CRC-32, flipped bits by the CRC's syndrome, confirmed by the SHA-256.
+"""Locates the damage in one part: chunks by their CRC, flipped bits by the CRC's syndrome, confirmed by the part's digest.
 
-CRC-32 is linear: the checksums of two texts of equal length differ by a value (the syndrome) that depends only on the differing bits, and for one
+A CRC is linear: the checksums of two texts of equal length differ by a value (the syndrome) that depends only on the differing bits, and for one
 bit only on its distance from the end. A difference b in the byte k bytes before the end has the syndrome T[b] advanced over k zero bytes (T: the
 table of the reflected polynomial). Walking back one zero byte at a time until T[1 << bit] appears finds the bit; x^m is different for each m below
 2^32 - 1, so it is the only one.
@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 
+from ecrl_cli.checkpoint.format.hashing import CHUNK_SUMS, TITLES, ChunkSum, Leaf, leaves, root, streamed
 from ecrl_cli.checkpoint.format.image import TensorPlace
-from ecrl_cli.checkpoint.format.manifest import PartEntry, expected_places
-from ecrl_cli.checkpoint.format.names import CHUNK
+from ecrl_cli.checkpoint.format.manifest import Manifest, PartEntry
+from ecrl_cli.checkpoint.format.names import CHUNK, FORMAT_VERSION
 from ecrl_cli.checkpoint.format.tensor_table import header_length, places
-from ecrl_cli.storage.fs import Fs
+from ecrl_cli.storage.fs import Buffer, Fs
 from ecrl_cli.storage.safe_read import RefusedFile, fill, pieces
-
-_POLYNOMIAL = 0xEDB88320  # of zlib.crc32, bits reflected
 
 MAX_FLIPS = 64  # most damaged chunks that are searched for one flipped bit each: more are not bit flips
 NAMED = 3  # tensors, ranges and bits that a text lists; the rest is counted
@@ -37,26 +37,27 @@ class BitFlip:
     bit: int
 
 
-def _entry(byte: int) -> int:
+@cache
+def _table(polynomial: int) -> list[int]:
+    """The CRC's table of 256 entries for a reflected `polynomial`."""
+    found = list(range(256))
     for _ in range(8):
-        byte = byte >> 1 ^ (_POLYNOMIAL if byte & 1 else 0)
-    return byte
+        found = [each >> 1 ^ (polynomial if each & 1 else 0) for each in found]
+    return found
 
 
-_TABLE = [_entry(byte) for byte in range(256)]
-_BY_TOP = {entry >> 24: byte for byte, entry in enumerate(_TABLE)}
-_SINGLE = {_TABLE[1 << bit]: bit for bit in range(8)}
-
-
-def single_flip(is_crc: int, should_be: int, length: int) -> BitFlip | None:
+def single_flip(is_crc: int, should_be: int, length: int, polynomial: int) -> BitFlip | None:
     """The one bit whose flip turns the CRC `should_be` into `is_crc` in a text of `length` bytes; None if there is none."""
+    table = _table(polynomial)
+    by_top = {entry >> 24: byte for byte, entry in enumerate(table)}
+    single = {table[1 << bit]: bit for bit in range(8)}
     syndrome = is_crc ^ should_be
     for from_end in range(length):
-        bit = _SINGLE.get(syndrome)
+        bit = single.get(syndrome)
         if bit is not None:
             return BitFlip(length - 1 - from_end, bit)
-        low = _BY_TOP[syndrome >> 24]
-        syndrome = ((syndrome ^ _TABLE[low]) << 8) & 0xFFFFFFFF | low
+        low = by_top[syndrome >> 24]
+        syndrome = ((syndrome ^ table[low]) << 8) & 0xFFFFFFFF | low
     return None
 
 
@@ -99,9 +100,8 @@ class Finding:
 
 @dataclass
 class _Seen:
-    """One pass over a part: its hash, the damaged chunks with their actual CRCs, the longest run of zeros in them."""
+    """One pass over a part: the damaged chunks with their actual CRCs, the longest run of zeros in them."""
 
-    state: hashlib._Hash = field(default_factory=hashlib.sha256)
     bad: dict[int, int] = field(default_factory=dict)
     run: tuple[int, int] = (0, 0)
     longest: tuple[int, int] = (0, 0)
@@ -113,19 +113,20 @@ class _Seen:
             self.longest = max(self.longest, self.run, key=lambda run: run[1] - run[0])
 
 
-def find_damage(fs: Fs, fd: int, size: int, name: str, entry: PartEntry) -> Finding | None:
+def find_damage(fs: Fs, fd: int, size: int, name: str, manifest: Manifest) -> Finding | None:
     """The damage of the open part `name`, which has `size` bytes; None if there is none. Raises the errors of reading."""
+    entry, sums = manifest.parts[name], CHUNK_SUMS[manifest.schema_version]
     whole = entry.bytes if size >= entry.bytes else size // CHUNK * CHUNK
-    seen = _look(fs, fd, whole, entry)
-    matches = whole == entry.bytes and seen.state.hexdigest() == entry.sha256
+    seen = _look(fs, fd, whole, entry, sums)
+    matches = whole == entry.bytes and _matches(fs, fd, name, manifest)
     if matches and size == entry.bytes:
         return None
     facts = [_size_fact(size, entry)] if size != entry.bytes else []
     if matches:
-        return Finding(name, f"{facts[0]}; the first {entry.bytes} match the SHA-256", repairable=True)
-    where = _Where(entry, _places(fs, fd, entry) if name.endswith(".safetensors") else [])
-    chunks, flips = tuple(sorted(seen.bad)), _flips(seen.bad, entry)
-    if flips and whole == entry.bytes and _corrected_sha256(fs, fd, entry.bytes, flips) == entry.sha256:
+        return Finding(name, f"{facts[0]}; the first {entry.bytes} match the {TITLES[manifest.digest]}", repairable=True)
+    where = _Where(entry, _places(fs, fd, name, entry) if name.endswith(".safetensors") else [], TITLES[manifest.digest])
+    chunks, flips = tuple(sorted(seen.bad)), _flips(seen.bad, entry, sums)
+    if flips and whole == entry.bytes and _matches(fs, fd, name, manifest, flips):
         hit = where.tensors([(flip.offset, flip.offset + 1) for flip in flips])
         return Finding(name, "; ".join([*facts, *where.flips(flips)]), chunks, flips, hit, repairable=True)
     facts += where.chunks(chunks) if chunks else []
@@ -145,39 +146,46 @@ def corrected(piece: memoryview, start: int, flips: tuple[BitFlip, ...]) -> byte
     return data
 
 
-def _look(fs: Fs, fd: int, whole: int, entry: PartEntry) -> _Seen:
+def _look(fs: Fs, fd: int, whole: int, entry: PartEntry, sums: ChunkSum) -> _Seen:
     seen, index = _Seen(), 0
     for piece in pieces(fs, fd, 0, whole):
-        seen.state.update(piece)
         for start in range(0, len(piece), CHUNK):
             chunk = piece[start : start + CHUNK]
-            crc = zlib.crc32(chunk)
-            if crc != entry.chunk_crc32[index]:
+            crc = sums.of(chunk)
+            if crc != entry.chunk_sums[index]:
                 seen.bad[index] = crc
                 seen.zeros(bytes(chunk), index * CHUNK)
             index += 1
     return seen
 
 
-def _flips(bad: dict[int, int], entry: PartEntry) -> tuple[BitFlip, ...]:
+def _flips(bad: dict[int, int], entry: PartEntry, sums: ChunkSum) -> tuple[BitFlip, ...]:
     """One flipped bit for each damaged chunk; empty unless every chunk has one."""
     if len(bad) > MAX_FLIPS:
         return ()
     found = []
     for index, crc in bad.items():
-        flip = single_flip(crc, entry.chunk_crc32[index], min(CHUNK, entry.bytes - index * CHUNK))
+        flip = single_flip(crc, entry.chunk_sums[index], min(CHUNK, entry.bytes - index * CHUNK), sums.polynomial)
         if flip is None:
             return ()
         found.append(BitFlip(index * CHUNK + flip.offset, flip.bit))
     return tuple(found)
 
 
-def _corrected_sha256(fs: Fs, fd: int, size: int, flips: tuple[BitFlip, ...]) -> str:
-    state, start = hashlib.sha256(), 0
-    for piece in pieces(fs, fd, 0, size):
-        state.update(corrected(piece, start, flips))
-        start += len(piece)
-    return state.hexdigest()
+def _matches(fs: Fs, fd: int, name: str, manifest: Manifest, flips: tuple[BitFlip, ...] = ()) -> bool:
+    """Whether the part has its digest once `flips` are undone."""
+    entry = manifest.parts[name]
+
+    def read(leaf: Leaf) -> Iterator[Buffer]:
+        start = leaf.start
+        for piece in pieces(fs, fd, leaf.start, leaf.end):
+            yield corrected(piece, start, flips)
+            start += len(piece)
+
+    with suppress(ValueError):
+        tree = leaves(name, entry, manifest.schema_version)
+        return root(manifest.digest, [streamed(manifest.digest, leaf.prefix, read(leaf)) for leaf in tree]) == entry.digest
+    return False
 
 
 def _size_fact(size: int, entry: PartEntry) -> str:
@@ -189,17 +197,17 @@ def _size_fact(size: int, entry: PartEntry) -> str:
 class _Where:
     """Describes positions in a part in words."""
 
-    def __init__(self, entry: PartEntry, laid_out: list[TensorPlace]) -> None:
-        self.entry, self.laid_out = entry, laid_out
+    def __init__(self, entry: PartEntry, laid_out: list[TensorPlace], named: str) -> None:
+        self.entry, self.laid_out, self.named = entry, laid_out, named
 
     def flips(self, flips: tuple[BitFlip, ...]) -> list[str]:
-        of = len(self.entry.chunk_crc32)
+        of = len(self.entry.chunk_sums)
         texts = [
             f"chunk {flip.offset // CHUNK} of {of}, byte {flip.offset} bit {flip.bit} flipped{self.inside([(flip.offset, flip.offset + 1)])}"
             for flip in flips[:NAMED]
         ]
         more = [f"and {len(flips) - NAMED} more flipped bits"] if len(flips) > NAMED else []
-        return [*texts, *more, "the corrected bytes match the SHA-256"]
+        return [*texts, *more, f"the corrected bytes match the {self.named}"]
 
     def chunks(self, chunks: tuple[int, ...]) -> list[str]:
         spans, ranges = list(_spans(chunks)), self.bytes_of(chunks)
@@ -207,7 +215,7 @@ class _Where:
         more = f" and {len(spans) - NAMED} more ranges" if len(spans) > NAMED else ""
         word = "chunk" if len(chunks) == 1 else "chunks"
         between = f"between bytes {ranges[0][0]} and {ranges[-1][1] - 1}"
-        return [f"{word} {', '.join(texts)}{more} of {len(self.entry.chunk_crc32)} damaged, {between}{self.inside(ranges)}"]
+        return [f"{word} {', '.join(texts)}{more} of {len(self.entry.chunk_sums)} damaged, {between}{self.inside(ranges)}"]
 
     def bytes_of(self, chunks: tuple[int, ...]) -> list[tuple[int, int]]:
         return [(first * CHUNK, min(self.entry.bytes, (last + 1) * CHUNK)) for first, last in _spans(chunks)]
@@ -237,10 +245,12 @@ def _spans(chunks: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     return zip(begins, ends, strict=True)
 
 
-def _places(fs: Fs, fd: int, entry: PartEntry) -> list[TensorPlace]:
-    """The tensors' places: from the header if it agrees with the manifest, else the expected ones."""
+def _places(fs: Fs, fd: int, name: str, entry: PartEntry) -> list[TensorPlace]:
+    """The tensors' places: from the header if it agrees with the manifest, else as the manifest alone implies."""
     try:
         length = header_length(bytes(fill(fs, fd, memoryview(bytearray(8)), 0)), entry.bytes)
         return places(bytes(fill(fs, fd, memoryview(bytearray(length)), 8)), entry)
     except (ValueError, RecursionError, RefusedFile):
-        return expected_places(entry)
+        with suppress(ValueError):
+            return [leaf.place for leaf in leaves(name, entry, FORMAT_VERSION) if leaf.place]
+        return []

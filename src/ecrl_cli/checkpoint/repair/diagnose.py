@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, MAX_MANIFEST, PartEntry
+from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, MAX_MANIFEST, Manifest, PartEntry
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_NAME, TRAIN
 from ecrl_cli.checkpoint.repair.damage import NAMED, BitFlip, Finding, find_damage
-from ecrl_cli.checkpoint.repair.record_repair import RepairedRecord, rebuild_entry, repair_commit, repair_manifest, repair_sidecar
+from ecrl_cli.checkpoint.repair.record_repair import Form, RepairedRecord, rebuild_entry, repair_commit, repair_manifest, repair_sidecar
 from ecrl_cli.checkpoint.store.atomic_install import sidecar_of
 from ecrl_cli.checkpoint.store.integrity import MAX_SIDECAR, MAX_TRAIN, CheckpointRejected, IntegrityConfig, IntegrityReport, layer
 from ecrl_cli.errors import StorageError
@@ -91,7 +91,7 @@ class _Search:
         manifest = self.record(MANIFEST, MAX_MANIFEST)
         if mended is None or mended.value is None or manifest is None:
             return
-        text = repair_manifest(manifest, mended.value.manifest_sha256, lambda: {name: self.remade(name) for name in _PARTS})
+        text = repair_manifest(manifest, mended.value.manifest_sha256, lambda form: {name: self.remade(name, form) for name in _PARTS})
         self.found(MANIFEST, text, "SHA-256 in COMMIT.json")
         if text.value is None:
             return
@@ -100,17 +100,17 @@ class _Search:
             self.made.findings.append(Finding(extra[0][:80], f"does not belong{more}; a repaired copy goes without", repairable=True))
         for name in _PARTS:
             if name in text.value.parts:
-                self.part(name, text.value.parts[name], MAX_TRAIN if name == TRAIN else self.config.max_bytes)
+                self.part(name, text.value, MAX_TRAIN if name == TRAIN else self.config.max_bytes)
 
     def single(self, name: str) -> None:
         sidecar = sidecar_of(Path(name)).name
         data = self.record(sidecar, MAX_SIDECAR)
         if data is None:
             return
-        mended = repair_sidecar(data, lambda: {name: self.remade(name)})
+        mended = repair_sidecar(data, lambda form: {name: self.remade(name, form)})
         self.found(sidecar, mended, "hashes in it")
         if mended.value is not None and name in mended.value.parts:
-            self.part(name, mended.value.parts[name], self.config.max_bytes)
+            self.part(name, mended.value, self.config.max_bytes)
 
     def found(self, name: str, mended: RepairedRecord[Any] | None, oracle: str) -> None:
         """Add the finding and the source of a record; `oracle`: what its corrected bytes match."""
@@ -135,9 +135,9 @@ class _Search:
             self.unreadable(name, error)
             return None
 
-    def remade(self, name: str) -> PartEntry:
+    def remade(self, name: str, form: Form) -> PartEntry:
         with self.opened(name) as (fd, size):
-            return rebuild_entry(self.fs, fd, size, name, MAX_TRAIN if name == TRAIN else self.config.max_bytes)
+            return rebuild_entry(self.fs, fd, size, name, form, MAX_TRAIN if name == TRAIN else self.config.max_bytes)
 
     @contextmanager
     def opened(self, name: str) -> Iterator[tuple[int, int]]:
@@ -148,12 +148,13 @@ class _Search:
         finally:
             self.fs.close(fd)
 
-    def part(self, name: str, entry: PartEntry, limit: int) -> None:
+    def part(self, name: str, manifest: Manifest, limit: int) -> None:
+        entry = manifest.parts[name]
         try:
             if entry.bytes > limit:
                 raise RefusedFile(f"{entry.bytes} bytes, at most {limit} are read")
             with self.opened(name) as (fd, size):
-                finding = find_damage(self.fs, fd, size, name, entry)
+                finding = find_damage(self.fs, fd, size, name, manifest)
         except (StorageError, RefusedFile) as error:
             self.unreadable(name, error)
             return

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse
-from ecrl_cli.checkpoint.format.hashing import document_entry, tensor_prefix
+from ecrl_cli.checkpoint.format.hashing import chunk_sums, document_entry, hexdigest, leaves, root, streamed, tensor_prefix
 from ecrl_cli.checkpoint.format.image import DTYPES, TensorSpec
-from ecrl_cli.checkpoint.format.manifest import Commit, Manifest, PartEntry, TensorEntry, read_commit, read_manifest
-from ecrl_cli.checkpoint.format.names import CHUNK, TRAIN
+from ecrl_cli.checkpoint.format.manifest import Commit, Manifest, PartEntry, TensorEntry, encoded_part, read_commit, read_manifest
+from ecrl_cli.checkpoint.format.names import TRAIN
 from ecrl_cli.checkpoint.format.tensor_table import header_length
 from ecrl_cli.checkpoint.repair.damage import BitFlip, flipped, search, search_by_hash
-from ecrl_cli.config.codec import encode
+from ecrl_cli.config.schema import DIGESTS
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.safe_read import RefusedFile, fill, pieces, read_small
@@ -37,7 +36,18 @@ MAX_HASHED = 4 * 2**30  # most bytes that a search may hash: some seconds
 _OPEN, _CLOSE = b'"parts":', b',"run_id":'  # around the parts in a canonical manifest
 _TORCH = {short: dtype for dtype, (short, _) in DTYPES.items()}
 
-Entries = Callable[[], dict[str, PartEntry]]
+
+@dataclass(frozen=True)
+class Form:
+    """Which format version and digest a manifest has."""
+
+    version: int
+    digest: str
+
+
+_FORMS = (*(Form(2, digest) for digest in DIGESTS), Form(1, "sha256"))
+
+Entries = Callable[[Form], dict[str, PartEntry]]
 
 
 @dataclass(frozen=True)
@@ -81,15 +91,15 @@ def repair_sidecar(data: bytes, entry: Entries) -> RepairedRecord[Manifest]:
     (commit_at, commit), (manifest_at, manifest), (train_at, train) = spans
     mended = repair_commit(commit)
 
-    def entries() -> dict[str, PartEntry]:
-        return entry() | {TRAIN: document_entry(str(json.loads(train)).encode())}
+    def entries(form: Form) -> dict[str, PartEntry]:
+        return entry(form) | {TRAIN: document_entry(str(json.loads(train)).encode(), form.digest, form.version)}
 
     text = repair_manifest(manifest, mended.value.manifest_sha256, entries) if mended.value else None
     if text is None or text.value is None or TRAIN not in text.value.parts:
         return RepairedRecord(None, len(data))
-    sha256, flip = text.value.parts[TRAIN].sha256, None
-    if not _is_train(train, sha256):
-        flip = search(train, lambda changed: _is_train(changed, sha256)) if len(train) <= MAX_SEARCH else None
+    manifest_value, flip = text.value, None
+    if not _is_train(train, manifest_value):
+        flip = search(train, lambda changed: _is_train(changed, manifest_value)) if len(train) <= MAX_SEARCH else None
         if flip is None:
             return RepairedRecord(None, len(data))
     moved = [(mended.flips, commit_at), (text.flips, manifest_at), (_moved(flip, 0), train_at)]
@@ -117,14 +127,14 @@ def _manifest_of(data: bytes) -> Manifest | None:
         return None
     with suppress(ValueError, RecursionError, KeyError):
         manifest = read_manifest(manifest_text)
-        return manifest if _is_train(train, manifest.parts[TRAIN].sha256) else None
+        return manifest if _is_train(train, manifest) else None
     return None
 
 
-def _is_train(text: bytes, sha256: str) -> bool:
+def _is_train(text: bytes, manifest: Manifest) -> bool:
     with suppress(ValueError, RecursionError):
         value = json.loads(text)
-        return isinstance(value, str) and hashlib.sha256(value.encode()).hexdigest() == sha256
+        return isinstance(value, str) and hexdigest(manifest.digest, value.encode()) == manifest.parts[TRAIN].digest
     return False
 
 
@@ -145,10 +155,18 @@ def _moved(flip: BitFlip | None, by: int) -> tuple[BitFlip, ...]:
 def rebuild_manifest(data: bytes, sha256: str, entries: Entries) -> tuple[BitFlip, ...]:
     """The flipped bits of the manifest `data`: those where its parts differ from `entries`, and at most one outside of them.
     Empty if undoing them does not give `sha256`; raises what `entries` raises if the parts cannot be read."""
+    # the form that the text shows first: each costs a pass over the parts
+    shown = {form: b'"chunk_crc32"' if form.version == 1 else f'"digest":"{form.digest}"'.encode() for form in _FORMS}
+    likely = sorted(_FORMS, key=lambda form: shown[form] not in data)
+    return next((flips for form in likely if (flips := _rebuilt(data, sha256, form, entries))), ())
+
+
+def _rebuilt(data: bytes, sha256: str, form: Form, entries: Entries) -> tuple[BitFlip, ...]:
     begin, end = data.find(_OPEN) + len(_OPEN), data.rfind(_CLOSE)
     if begin < len(_OPEN) or end < begin:
         return ()
-    made = data[:begin] + canonical_json(encode(entries())) + data[end:]
+    parts = canonical_json({name: encoded_part(entry, form.version) for name, entry in entries(form).items()})
+    made = data[:begin] + parts + data[end:]
     if len(made) != len(data):
         return ()
     if hashlib.sha256(made).hexdigest() != sha256:
@@ -164,22 +182,22 @@ def rebuild_manifest(data: bytes, sha256: str, entries: Entries) -> tuple[BitFli
     return tuple(flips) if len(changed) <= MAX_DIFFERENCES >= len(flips) else ()
 
 
-def rebuild_entry(fs: Fs, fd: int, size: int, name: str, limit: int) -> PartEntry:
+def rebuild_entry(fs: Fs, fd: int, size: int, name: str, form: Form, limit: int) -> PartEntry:
     """The manifest entry of an open part as it is now. ValueError if its tensors cannot be read."""
     if not name.endswith(".safetensors"):
         if name.endswith(".pt"):
             raise ValueError("the tensors of a torch file are not read here")
-        return document_entry(read_small(fs, fd, size, limit))
+        return document_entry(read_small(fs, fd, size, limit), form.digest, form.version)
     if size > limit:
         raise ValueError(f"{size} bytes, at most {limit} are read")
-    state, sums = hashlib.sha256(), []
-    for piece in pieces(fs, fd, 0, size):
-        state.update(piece)
-        sums += [zlib.crc32(piece[start : start + CHUNK]) for start in range(0, len(piece), CHUNK)]
-    return PartEntry(size, state.hexdigest(), tuple(sums), _tensors(fs, fd, size))
+    sums = tuple(crc for piece in pieces(fs, fd, 0, size) for crc in chunk_sums(piece, form.version))
+    entry = PartEntry(size, "", sums, _tensors(fs, fd, size, form.digest))
+    tree = leaves(name, entry, form.version)
+    digests = [streamed(form.digest, leaf.prefix, pieces(fs, fd, leaf.start, leaf.end)) for leaf in tree]
+    return replace(entry, digest=root(form.digest, digests))
 
 
-def _tensors(fs: Fs, fd: int, size: int) -> dict[str, TensorEntry]:
+def _tensors(fs: Fs, fd: int, size: int, digest: str) -> dict[str, TensorEntry]:
     length = header_length(bytes(fill(fs, fd, memoryview(bytearray(8)), 0)), size)
     header = parse(bytes(fill(fs, fd, memoryview(bytearray(length)), 8)))
     if not isinstance(header, dict):
@@ -187,7 +205,7 @@ def _tensors(fs: Fs, fd: int, size: int) -> dict[str, TensorEntry]:
     specs = {name: _spec(name, item) for name, item in header.items()}
     if sum(end - begin for _, begin, end in specs.values()) > size:
         raise ValueError("tensors overlap")  # and would be hashed many times
-    return {name: _tensor(fs, fd, spec, 8 + length + begin, 8 + length + end) for name, (spec, begin, end) in specs.items()}
+    return {name: _tensor(fs, fd, spec, 8 + length + begin, 8 + length + end, digest) for name, (spec, begin, end) in specs.items()}
 
 
 def _spec(name: str, item: Any) -> tuple[TensorSpec, int, int]:
@@ -201,8 +219,6 @@ def _spec(name: str, item: Any) -> tuple[TensorSpec, int, int]:
     return spec, begin, end
 
 
-def _tensor(fs: Fs, fd: int, spec: TensorSpec, start: int, end: int) -> TensorEntry:
-    state = hashlib.sha256(tensor_prefix(spec.dtype, spec.shape))
-    for piece in pieces(fs, fd, start, end):
-        state.update(piece)
-    return TensorEntry(spec.dtype, spec.shape, state.hexdigest())
+def _tensor(fs: Fs, fd: int, spec: TensorSpec, start: int, end: int, digest: str) -> TensorEntry:
+    found = streamed(digest, tensor_prefix(spec.dtype, spec.shape), pieces(fs, fd, start, end))
+    return TensorEntry(spec.dtype, spec.shape, found)

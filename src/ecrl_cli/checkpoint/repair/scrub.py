@@ -17,7 +17,6 @@ from ecrl_cli.checkpoint.repair.diagnose import Diagnosis, diagnose
 from ecrl_cli.checkpoint.store import catalog
 from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, entry_of
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport, verify_checkpoint
-from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
 from ecrl_cli.storage.safe_read import RefusedFile, open_regular, read_small
@@ -109,9 +108,8 @@ def sampled(entries: list[CheckpointEntry], count: int) -> list[CheckpointEntry]
 
 def _look(entries: list[CheckpointEntry], config: ScrubConfig, fs: Fs) -> dict[CheckpointEntry, ScrubResult]:
     """The result for each entry, without those that were retired meanwhile, which is no damage."""
-    ask = verify_checkpoint if config.deep else examine_once
     with ThreadPoolExecutor(workers()) as pool:  # reads of one checkpoint overlap with hashing of another
-        reports = list(pool.map(lambda entry: ask(entry.path, config.integrity, fs), entries))
+        reports = list(pool.map(lambda entry: verify_checkpoint(entry.path, config.integrity, fs, once=not config.deep), entries))
     for report in reports:
         if report.unread is not None and report.unread.errno in catalog.PASSING:
             raise report.unread

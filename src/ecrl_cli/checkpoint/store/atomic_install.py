@@ -19,7 +19,7 @@ from ecrl_cli.checkpoint.format.canonical_json import canonical_json
 from ecrl_cli.checkpoint.format.hashing import ImageHasher
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.manifest import Commit, Manifest, PartEntry, make_commit
-from ecrl_cli.checkpoint.format.names import COMMIT, FORMAT_VERSION, MANIFEST, STAGE_PREFIX, step_name
+from ecrl_cli.checkpoint.format.names import COMMIT, DIGEST, FORMAT_VERSION, MANIFEST, STAGE_PREFIX, step_name
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import StorageError
 from ecrl_cli.linux.clock import monotonic
@@ -42,6 +42,7 @@ class CommitJob:
     attempt: int
     previous: str | None
     key: bytes = b""
+    digest: str = DIGEST
     began: float = field(default_factory=monotonic)
     files_at: float = 0.0  # when the files were written
     hashed_at: float = 0.0  # when their hashes were known too
@@ -51,6 +52,10 @@ class CommitJob:
     @property
     def stage_name(self) -> str:
         return f"{STAGE_PREFIX}{self.image.stamp.global_step:08d}.{self.attempt}.{secrets.token_hex(4)}"
+
+    def hasher(self) -> ImageHasher:
+        """Starts hashing the image."""
+        return ImageHasher(self.image, self.pool, self.digest)
 
     def write(self, path: Path, data: Buffer, half: str = "") -> None:
         write_new(self.fs, path, data, self.mode, (lambda: self.crash_point(half)) if half else None)
@@ -69,7 +74,7 @@ class CommitJob:
         self.hashed_at = monotonic()
         self.files_at = self.files_at or self.hashed_at
         stamp = self.image.stamp
-        self.manifest = Manifest(FORMAT_VERSION, attempt=self.attempt, parts=entries, **encode(stamp))
+        self.manifest = Manifest(FORMAT_VERSION, attempt=self.attempt, parts=entries, digest=self.digest, **encode(stamp))
         manifest = self.manifest.encoded()
         self.commit = make_commit(self.manifest, hashlib.sha256(manifest).hexdigest(), self.previous, self.key)
         return manifest, self.commit.encoded()
@@ -106,7 +111,7 @@ class GroupInstaller:
     def build(self) -> None:
         work = self.work
         work.crash_point("before_stage")
-        hasher = ImageHasher(work.image, work.pool)
+        hasher = work.hasher()
         work.fs.mkdir(self.stage)
         self._made = True
         for part in work.image.parts:
@@ -149,7 +154,7 @@ class SingleInstaller:
     def build(self) -> None:
         work, (data_path, sidecar_path) = self.work, [temporary for temporary, _ in self.names]
         work.crash_point("before_stage")
-        hasher = ImageHasher(work.image, work.pool)
+        hasher = work.hasher()
         self._made.append(data_path)
         work.write_part(data_path, self.part.name, work.memory_of(self.part.name))
         work.records(work.hashed(hasher))

@@ -6,15 +6,16 @@ It checks the layers in the order of `names.LAYERS` and parses nothing before it
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse, parse_canonical
-from ecrl_cli.checkpoint.format.hashing import tensor_prefix, workers
+from ecrl_cli.checkpoint.format.hashing import TITLES, TREE_FILES, Leaf, batches, hexdigest, leaves, new_hash, root, tensor_prefix, workers
 from ecrl_cli.checkpoint.format.image import TensorPlace
 from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, MAX_MANIFEST, Commit, Manifest, PartEntry, read_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_NAME, TRAIN, must_be_finite
@@ -23,6 +24,8 @@ from ecrl_cli.checkpoint.format.train_document import check_train_document
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
 from ecrl_cli.storage.safe_read import RefusedFile, fill, open_regular, pieces, read_small
+
+T = TypeVar("T")
 
 MAX_TRAIN = 16 * 2**20
 _WORTH_THREADS = 2**20  # bytes; below that, starting threads takes longer than hashing
@@ -84,14 +87,19 @@ class OpenCheckpoint:
     train: bytes = b""
 
 
-def verify_checkpoint(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
-    """Check the checkpoint at `path` (a group's folder or a single file) layer by layer, including every tensor's hash."""
+def verify_checkpoint(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None, *, once: bool = False) -> IntegrityReport:
+    """Check the checkpoint at `path` (a group's folder or a single file) layer by layer, including every tensor's digest.
+
+    `once`: hash no byte twice, for scrubs of many checkpoints and for restarts. A part that is one leaf (`hashing`: a `.pt` file, format version 1)
+    then vouches for its tensors: bytes that match a MANIFEST that matches its COMMIT are those that the writer hashed tensor by tensor. (Only
+    without `once` is a writer detected whose memory changed between the two.)
+    """
     found = OpenCheckpoint()
     config, fs = config or IntegrityConfig(), fs or PosixFs()
     try:
         with opened(path, config, fs, found):
             if config.contents:
-                _check_contents(fs, found, config)
+                _check_contents(fs, found, config, once)
     except CheckpointRejected as refused:
         return report_of(path, found, refused)
     return report_of(path, found)
@@ -165,7 +173,7 @@ class _Reader:
             self.open_parts([name])
         with layer("hash"):
             self.found.train = value["train"].encode()
-            _expect_hash(TRAIN, hashlib.sha256(self.found.train).hexdigest(), self.manifest.parts[TRAIN])
+            expect_digest(TRAIN, hexdigest(self.manifest.digest, self.found.train), self.manifest)
 
     @property
     def manifest(self) -> Manifest:
@@ -181,7 +189,7 @@ class _Reader:
 
     def hashed_small(self, name: str) -> bytes:
         data = read_small(self.fs, self.found.files[name], self.manifest.parts[name].bytes, MAX_TRAIN)
-        _expect_hash(name, hashlib.sha256(data).hexdigest(), self.manifest.parts[name])
+        expect_digest(name, hexdigest(self.manifest.digest, data), self.manifest)
         return data
 
     def take_commit(self, data: bytes) -> None:
@@ -223,35 +231,85 @@ class _Reader:
             self.found.files[name] = fd
 
 
-def _check_contents(fs: Fs, found: OpenCheckpoint, config: IntegrityConfig) -> None:
+def _check_contents(fs: Fs, found: OpenCheckpoint, config: IntegrityConfig, once: bool) -> None:
     """Hash every part, then check headers and tensors, in parallel threads unless the checkpoint is small."""
-    assert found.manifest is not None
-    entries = found.manifest.parts
-    small = sum(entry.bytes for entry in entries.values()) < _WORTH_THREADS
+    manifest = found.manifest
+    assert manifest is not None
+    small = sum(entry.bytes for entry in manifest.parts.values()) < _WORTH_THREADS
     with nullcontext() if small else ThreadPoolExecutor(workers()) as pool:
-        _all(pool, [partial(_check_hash, fs, name, fd, entries[name]) for name, fd in found.files.items()])
+        hashed = _hash_parts(fs, found, manifest, config.finite, pool)
         with layer("schema"):
             (check_train_document if config.restorable else parse)(found.train)
-        laid_out = [(fd, entries[name], tensor_places(fs, name, fd, entries[name], found.train)) for name, fd in tensor_files(found)]
-        _all(pool, [partial(_check_tensor, fs, fd, entry, place, config.finite) for fd, entry, found_places in laid_out for place in found_places])
+        whole: list[tuple[int, PartEntry, TensorPlace]] = []
+        for name, fd in found.files.items():
+            if name.endswith(TENSOR_FILES):
+                entry, known = manifest.parts[name], hashed[name]
+                places = tensor_places(fs, name, fd, entry, found.train)
+                if known is None:
+                    whole += [(fd, entry, place) for place in places]
+                else:
+                    expect_order(name, places, known)
+                    _check_leaves(entry, known)
+        groups = batches(whole, lambda each: each[2].spec.nbytes)
+        _all(pool, [partial(_check_tensors, fs, group, manifest.digest, config.finite, once) for group in groups])
 
 
-def _all(pool: ThreadPoolExecutor | None, jobs: list[Callable[[], None]]) -> None:
-    for result in [pool.submit(job).result for job in jobs] if pool else jobs:
-        result()
+Hashed = dict[TensorPlace, tuple[str, bool]]  # the digest of each tensor's bytes, and whether they are finite where they must be
 
 
-def _check_hash(fs: Fs, name: str, fd: int, entry: PartEntry) -> None:
+def _hash_parts(fs: Fs, found: OpenCheckpoint, manifest: Manifest, finite: str, pool: ThreadPoolExecutor | None) -> dict[str, Hashed | None]:
+    """Check the digest of each part. Returns what is known of its tensors by then; None for a part that is one leaf."""
+    trees: dict[str, tuple[Leaf, ...]] = {}
+    for name in found.files:
+        with layer("schema"):
+            trees[name] = leaves(name, manifest.parts[name], manifest.schema_version)
+    jobs = [(name, batch) for name, tree in trees.items() for batch in batches(tree, lambda leaf: leaf.end - leaf.start)]
+    results = _all(pool, [partial(_hash_leaves, fs, found.files[name], batch, manifest.digest, finite) for name, batch in jobs])
+    known: dict[str, Hashed | None] = {}
+    for name, tree in trees.items():
+        digests = [each for (part, _), result in zip(jobs, results, strict=True) if part == name for each in result]
+        _expect_root(name, manifest, [digest for digest, _ in digests])
+        tensors = {leaf.place: each for leaf, each in zip(tree, digests, strict=True) if leaf.place}
+        known[name] = tensors if manifest.schema_version > 1 and name.endswith(TREE_FILES) else None
+    return known
+
+
+def _hash_leaves(fs: Fs, fd: int, batch: list[Leaf], digest: str, finite: str) -> list[tuple[str, bool]]:
+    found = []
     with layer("hash"):
-        state = hashlib.sha256()
-        for piece in pieces(fs, fd, 0, entry.bytes):
-            state.update(piece)
-        _expect_hash(name, state.hexdigest(), entry)
+        for leaf in batch:
+            state, sound = new_hash(digest), True
+            state.update(leaf.prefix)
+            looked_at = leaf.place is not None and must_be_finite(leaf.place.spec.name, finite)
+            for piece in pieces(fs, fd, leaf.start, leaf.end):
+                state.update(piece)
+                sound = sound and (not looked_at or leaf.place is None or all_finite(leaf.place.spec.dtype, piece))
+            found.append((state.hexdigest(), sound))
+    return found
 
 
-def tensor_files(found: OpenCheckpoint) -> list[tuple[str, int]]:
-    """Name and descriptor of each open part that holds tensors."""
-    return [(name, fd) for name, fd in found.files.items() if name.endswith(TENSOR_FILES)]
+def _expect_root(name: str, manifest: Manifest, found: list[str]) -> None:
+    with layer("hash"):
+        expect_digest(name, root(manifest.digest, found), manifest)
+
+
+def expect_order(name: str, places: list[TensorPlace], hashed: Iterable[TensorPlace]) -> None:
+    """The header, which agrees with the manifest, must also put each tensor where it was hashed: CheckpointRejected otherwise."""
+    with layer("schema"):
+        if places != list(hashed):
+            raise ValueError(f"{name}: the tensors do not lie in the order of the format")
+
+
+def _check_leaves(entry: PartEntry, known: Hashed) -> None:
+    with layer("tensors"):
+        for place, (digest, _) in known.items():
+            _expect_tensor(place, digest, entry)
+    for place, (_, sound) in known.items():
+        _expect_finite(place, sound)
+
+
+def _all(pool: ThreadPoolExecutor | None, jobs: Sequence[Callable[[], T]]) -> list[T]:
+    return [result() for result in [pool.submit(job).result for job in jobs]] if pool else [job() for job in jobs]
 
 
 def tensor_places(fs: Fs, name: str, fd: int, entry: PartEntry, train: bytes) -> list[TensorPlace]:
@@ -260,23 +318,39 @@ def tensor_places(fs: Fs, name: str, fd: int, entry: PartEntry, train: bytes) ->
         return tensor_table(lambda offset, count: bytes(fill(fs, fd, memoryview(bytearray(count)), offset)), name, entry, train)
 
 
-def _check_tensor(fs: Fs, fd: int, entry: PartEntry, place: TensorPlace, finite: str) -> None:
-    spec = place.spec
-    state, sound = hashlib.sha256(tensor_prefix(spec.dtype, spec.shape)), True
-    looked_at = must_be_finite(spec.name, finite)
-    with layer("tensors"):
-        for piece in pieces(fs, fd, place.offset, place.offset + spec.nbytes):
-            state.update(piece)
-            sound = sound and (not looked_at or all_finite(spec.dtype, piece))
-        if state.hexdigest() != entry.tensors[spec.name].sha256:
-            raise ValueError(f"{spec.name[:80]} does not match its digest")
+def _check_tensors(fs: Fs, batch: list[tuple[int, PartEntry, TensorPlace]], digest: str, finite: str, once: bool) -> None:
+    """The tensors of parts that are one leaf."""
+    for fd, entry, place in batch:
+        spec = place.spec
+        state, sound = new_hash(digest), True
+        looked_at = must_be_finite(spec.name, finite)
+        if once and not looked_at:
+            continue
+        state.update(tensor_prefix(spec.dtype, spec.shape))
+        with layer("tensors"):
+            for piece in pieces(fs, fd, place.offset, place.offset + spec.nbytes):
+                if not once:
+                    state.update(piece)
+                sound = sound and (not looked_at or all_finite(spec.dtype, piece))
+            if not once:
+                _expect_tensor(place, state.hexdigest(), entry)
+        _expect_finite(place, sound)
+
+
+def _expect_tensor(place: TensorPlace, digest: str, entry: PartEntry) -> None:
+    if digest != entry.tensors[place.spec.name].digest:
+        raise ValueError(f"{place.spec.name[:80]} does not match its digest")
+
+
+def _expect_finite(place: TensorPlace, sound: bool) -> None:
     if not sound:
-        raise CheckpointRejected("finite", f"{spec.name[:80]} holds NaN or infinity")
+        raise CheckpointRejected("finite", f"{place.spec.name[:80]} holds NaN or infinity")
 
 
-def _expect_hash(name: str, sha256: str, entry: PartEntry) -> None:
-    if sha256 != entry.sha256:
-        raise CheckpointRejected("hash", f"{name} does not match its SHA-256")
+def expect_digest(name: str, found: str, manifest: Manifest) -> None:
+    """CheckpointRejected unless `found` is the digest of the part `name`."""
+    if found != manifest.parts[name].digest:
+        raise CheckpointRejected("hash", f"{name} does not match its {TITLES[manifest.digest]}")
 
 
 def report_of(path: Path, found: OpenCheckpoint, refused: CheckpointRejected | None = None) -> IntegrityReport:

@@ -14,15 +14,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from ecrl_cli.checkpoint.format.hashing import ImageHasher, workers
+from ecrl_cli.checkpoint.format.hashing import workers
 from ecrl_cli.checkpoint.format.image import CheckpointImage
-from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, TRASH_PREFIX
+from ecrl_cli.checkpoint.format.names import DIGEST, LATEST, LATEST_OK, TRASH_PREFIX
 from ecrl_cli.checkpoint.store import catalog
 from ecrl_cli.checkpoint.store.atomic_install import CommitJob, CrashHook, GroupInstaller, Installer, SingleInstaller
 from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, ResumeChoice, entry_of
 from ecrl_cli.checkpoint.store.fencing import FencingToken
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport, verify_checkpoint
-from ecrl_cli.checkpoint.store.integrity_one_pass import examine_once
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import CheckpointConflict, Fenced, StorageError
@@ -36,12 +35,14 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # errors that a damaged c
 
 @dataclass(frozen=True)
 class StoreConfig:
-    """`keep`: how many verified checkpoints retention keeps, at least two. `bytes_per_s`: limit of the write rate; 0: none."""
+    """`keep`: how many verified checkpoints retention keeps, at least two. `bytes_per_s`: limit of the write rate; 0: none. `digest`: which hash
+    new checkpoints get (`names.DIGESTS`)."""
 
     mode: WriteMode = field(default_factory=WriteMode)
     keep: int = 3
     integrity: IntegrityConfig = field(default_factory=IntegrityConfig)
     bytes_per_s: float = 0.0
+    digest: str = DIGEST
 
     @classmethod
     def of(cls, config: RunConfig, run_id: str) -> StoreConfig:
@@ -58,6 +59,7 @@ class StoreConfig:
                 restorable=True,
             ),
             bytes_per_s=config.storage.bytes_per_s,
+            digest=checkpoint.digest,
         )
 
 
@@ -115,7 +117,7 @@ class CheckpointStore:
         began = monotonic()
         self._fencing.check(attempt)
         previous, key = self._previous(image.stamp.global_step), self.config.integrity.hmac_key
-        job = CommitJob(self.fs, self.root, self.config.mode, self.crash_point, self._pool, image, attempt, previous, key)
+        job = CommitJob(self.fs, self.root, self.config.mode, self.crash_point, self._pool, image, attempt, previous, key, self.config.digest)
         installer: Installer = SingleInstaller(job) if image.parts[0].name.startswith("step_") else GroupInstaller(job)
         if (existing := self._existing(job, installer.target)) is not None:
             return replace(existing, commit_s=monotonic() - began)
@@ -187,8 +189,8 @@ class CheckpointStore:
         return verify_checkpoint(path, self.config.integrity, self.fs)
 
     def examine_once(self, path: Path) -> IntegrityReport:
-        """As `verify`, with one pass over each byte: the hash of a file stands for the hashes of its tensors."""
-        return examine_once(path, self.config.integrity, self.fs)
+        """As `verify`, hashing no byte twice."""
+        return verify_checkpoint(path, self.config.integrity, self.fs, once=True)
 
     def newest_valid(self) -> ResumeChoice:
         """The newest checkpoint that passes the integrity check, and the newer rejected ones. Changes nothing."""
@@ -225,7 +227,7 @@ class CheckpointStore:
             self.quarantine(target)
             return None
         if job.manifest is None:
-            job.records(ImageHasher(job.image, self._pool).entries())
+            job.records(job.hasher().entries())
         if job.manifest is None or not same_state(report, job):
             fact = f"{target.name} of attempt {report.attempt} holds another state"
             raise CheckpointConflict("checkpoints", fact, "nothing was overwritten; verify the run")

@@ -58,4 +58,4 @@ def image_components(image: CheckpointImage) -> Components:
     """The component digests that the manifest of this image must have."""
     with ThreadPoolExecutor(1) as pool:
         entries = ImageHasher(image, pool).entries()
-    return components_of({name: entry.sha256 for part in entries.values() for name, entry in part.tensors.items()})
+    return components_of({name: entry.digest for part in entries.values() for name, entry in part.tensors.items()})

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.checkpoint.format.canonical_json import digest, parse, parse_canonical
-from ecrl_cli.checkpoint.format.hashing import tensor_sha256
+from ecrl_cli.checkpoint.format.hashing import part_digest, tensor_digest
 from ecrl_cli.checkpoint.format.image import TensorPlace
 from ecrl_cli.checkpoint.format.manifest import Commit, Manifest, PartEntry, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, TRAIN
@@ -45,7 +45,8 @@ def _digest(files: Files) -> bool:
     for name, entry in manifest.parts.items() if manifest else ():
         for place in (_places(files[name], entry) or ()) if entry.tensors else ():
             spec = place.spec
-            if tensor_sha256(spec.dtype, spec.shape, files[name][place.offset : place.offset + spec.nbytes]) != entry.tensors[spec.name].sha256:
+            data = files[name][place.offset : place.offset + spec.nbytes]
+            if tensor_digest(spec.dtype, spec.shape, data) != entry.tensors[spec.name].digest:
                 return True
     return False
 
@@ -57,7 +58,14 @@ def _sha(files: Files) -> bool:
         if digest(body) != commit.get("self_sha256") or hashlib.sha256(files[MANIFEST]).hexdigest() != commit.get("manifest_sha256"):
             return True
     manifest = _manifest(files)
-    return any(hashlib.sha256(files[name]).hexdigest() != entry.sha256 for name, entry in manifest.parts.items()) if manifest else False
+    return any(_other_digest(name, entry, files[name]) for name, entry in manifest.parts.items()) if manifest else False
+
+
+def _other_digest(name: str, entry: PartEntry, data: bytes) -> bool:
+    try:
+        return part_digest(name, entry, data) != entry.digest
+    except ValueError:
+        return True
 
 
 def _commit(files: Files) -> Commit | None:

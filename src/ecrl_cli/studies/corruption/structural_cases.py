@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.format.hashing import tensor_sha256
+from ecrl_cli.checkpoint.format.hashing import tensor_digest
 from ecrl_cli.checkpoint.format.image import header_of
 from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LATEST_OK, MANIFEST, MODEL, OPTIMIZER, RNG, STAGE_PREFIX, TRAIN, step_name
 from ecrl_cli.studies.corruption.byte_faults import bitflip, put
@@ -251,7 +251,7 @@ def another_size(manifest: dict[str, Any]) -> None:
 
 
 def another_tensor_digest(manifest: dict[str, Any]) -> None:
-    manifest["parts"][MODEL]["tensors"]["parameters.layer.weight"]["sha256"] = "0" * 64
+    manifest["parts"][MODEL]["tensors"]["parameters.layer.weight"]["digest"] = "0" * 64
 
 
 def another_header(fixture: StoreFixture) -> None:
@@ -271,8 +271,8 @@ def value_changed(part: str, tensor: str, piece: bytes) -> Tamper:
         place = next(p for each in fixture.image(30).parts for p in each.tensors if p.spec.name == tensor)
         start = place.offset - next(each.offset for each in fixture.image(30).parts if each.name == part)
         data = put((fixture.newest / part).read_bytes(), start, piece)
-        sha = tensor_sha256(place.spec.dtype, place.spec.shape, data[start : start + place.spec.nbytes])
-        forge(fixture.newest, lambda manifest: manifest["parts"][part]["tensors"][tensor].update(sha256=sha), {part: data})
+        found = tensor_digest(place.spec.dtype, place.spec.shape, data[start : start + place.spec.nbytes])
+        forge(fixture.newest, lambda manifest: manifest["parts"][part]["tensors"][tensor].update(digest=found), {part: data})
 
     return do
 

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
-from ecrl_cli.checkpoint.format.hashing import chunk_sums
+from ecrl_cli.checkpoint.format.hashing import chunk_sums, hexdigest, part_digest
 from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, ImagePlan, PartPlace, TensorPlace, TensorSpec, plan_image
-from ecrl_cli.checkpoint.format.manifest import Components
-from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, STAGE_PREFIX, TRAIN, TRASH_PREFIX, step_name
+from ecrl_cli.checkpoint.format.manifest import Components, PartEntry, TensorEntry
+from ecrl_cli.checkpoint.format.names import COMMIT, DIGEST, MANIFEST, STAGE_PREFIX, TRAIN, TRASH_PREFIX, step_name
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
+from ecrl_cli.config.codec import decode
 from ecrl_cli.linux.unix_socket import bind
 from ecrl_cli.storage.writing import TEMPORARY, WriteMode
 
@@ -127,9 +128,14 @@ def sealed(commit: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     return body | {"self_sha256": digest(body)}
 
 
-def part_entry(data: bytes) -> dict[str, Any]:
-    """What a manifest says of a part with these bytes, its tensors aside."""
-    return {"bytes": len(data), "sha256": sha256(data), "chunk_crc32": list(chunk_sums(data))}
+def part_entry(name: str, data: bytes, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """What a manifest says of the part `name` with these bytes, its `tensors` aside, which are as in the manifest."""
+    sums, entries = chunk_sums(data), {tensor: decode(TensorEntry, entry) for tensor, entry in tensors.items()}
+    try:
+        found = part_digest(name, PartEntry(len(data), "", sums, entries), data)
+    except ValueError:  # no part with these tensors: the digest is of no consequence
+        found = hexdigest(DIGEST, data)
+    return {"bytes": len(data), "digest": found, "chunk_sums": list(sums)}
 
 
 def put_commit(group: Path, **changes: Any) -> None:
@@ -144,12 +150,13 @@ def put_manifest(group: Path, data: bytes) -> None:
 
 
 def forge(group: Path, edit: Callable[[dict[str, Any]], object], data: Mapping[str, bytes] | None = None) -> None:
-    """Write the parts `data`, then apply `edit` to the manifest, with every record made to agree."""
+    """Write the parts `data`, and apply `edit` to the manifest, with every record made to agree."""
     manifest = json.loads((group / MANIFEST).read_bytes())
     for name, content in (data or {}).items():
         (group / name).write_bytes(content)
-        manifest["parts"][name] |= part_entry(content)
     edit(manifest)
+    for name, content in (data or {}).items():
+        manifest["parts"][name] |= part_entry(name, content, manifest["parts"][name]["tensors"])
     put_manifest(group, canonical_json(manifest))
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from ecrl_cli.checkpoint.format.hashing import tensor_sha256
+from ecrl_cli.checkpoint.format.hashing import tensor_digest
 from ecrl_cli.checkpoint.format.image import DTYPES, CheckpointImage, CheckpointMeta, PartPlace, TensorSpec
-from ecrl_cli.checkpoint.format.names import FORMAT_VERSION, MODEL, OPTIMIZER, RNG, TRAIN, step_name
+from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG, TRAIN, TRAIN_VERSION, step_name
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.studies.frame.store_fixture import image_from, in_one_part
 
@@ -47,7 +47,7 @@ def tensor_bytes(spec: TensorSpec, step: int) -> bytes:
 
 
 def image(layout: str, step: int) -> CheckpointImage:
-    train = {"schema_version": FORMAT_VERSION, "global_step": step, "line_chain": ["0" * 64, "1" * 64]}
+    train = {"schema_version": TRAIN_VERSION, "global_step": step, "line_chain": ["0" * 64, "1" * 64]}
     stamp = CheckpointMeta(RUN_ID, step, 1, 2, 3, 2)
     made = image_from(in_one_part(specs(), single=layout != "group"), lambda place: tensor_bytes(place.spec, step), stamp, train)
     if layout != "torch":
@@ -77,7 +77,7 @@ def make(folder: Path) -> None:
     for part in found.parts:
         for place in part.tensors:
             spec = place.spec
-            tensors[spec.name] = [spec.dtype, list(spec.shape), tensor_sha256(spec.dtype, spec.shape, tensor_bytes(spec, STEP))]
+            tensors[spec.name] = [spec.dtype, list(spec.shape), tensor_digest(spec.dtype, spec.shape, tensor_bytes(spec, STEP))]
     expected = {"commits": commits, "train": json.loads(found.documents[TRAIN]), "tensors": dict(sorted(tensors.items()))}
     (folder / EXPECTED).write_text(json.dumps(expected, indent=1) + "\n", encoding="utf-8")
 

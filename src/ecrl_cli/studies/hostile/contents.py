@@ -116,10 +116,10 @@ EDITS: dict[str, Edit] = {
 }
 # False claims of the manifest itself about a part.
 CLAIMS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "a thousand times its size": lambda part: part.update(bytes=part["bytes"] * 1000, chunk_crc32=[0] * 80),
-    "a terabyte": lambda part: part.update(bytes=2**40, chunk_crc32=[0]),
-    "a negative size": lambda part: part.update(bytes=-1, chunk_crc32=[]),
-    "a chunk sum of 2^32": lambda part: part.update(chunk_crc32=[2**32]),
+    "a thousand times its size": lambda part: part.update(bytes=part["bytes"] * 1000, chunk_sums=[0] * 80),
+    "a terabyte": lambda part: part.update(bytes=2**40, chunk_sums=[0]),
+    "a negative size": lambda part: part.update(bytes=-1, chunk_sums=[]),
+    "a chunk sum of 2^32": lambda part: part.update(chunk_sums=[2**32]),
     "17 dimensions": lambda part: part["tensors"][WEIGHT].update(shape=[1] * 17),
     "an overflowing shape": lambda part: part["tensors"][WEIGHT].update(shape=SHAPE),
     "an unknown dtype": lambda part: part["tensors"][WEIGHT].update(dtype="torch.os"),

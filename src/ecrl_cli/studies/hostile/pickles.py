@@ -104,7 +104,7 @@ def _committed(name: str, fixture: RunFixture) -> None:
     document = json.loads(sidecar.read_bytes())
     parts = document["manifest"]["parts"]
     entry = parts.pop(fixture.single.name)
-    parts[target.name] = entry | part_entry(data)
+    parts[target.name] = entry | part_entry(target.name, data, entry["tensors"])
     commit = sealed(document["commit"], manifest_sha256=sha256(canonical_json(document["manifest"])))
     sidecar.write_bytes(canonical_json(document | {"commit": commit}))
 

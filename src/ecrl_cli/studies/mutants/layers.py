@@ -15,10 +15,9 @@ from unittest.mock import patch
 from ecrl_cli.checkpoint.format import canonical_json, manifest, tensor_table
 from ecrl_cli.checkpoint.format.image import DTYPES, TensorPlace, TensorSpec
 from ecrl_cli.checkpoint.format.manifest import Commit, Manifest, PartEntry
-from ecrl_cli.checkpoint.format.names import must_be_finite
 from ecrl_cli.checkpoint.store import catalog, integrity
 from ecrl_cli.storage.fs import Fs
-from ecrl_cli.storage.safe_read import open_regular, pieces
+from ecrl_cli.storage.safe_read import open_regular
 from ecrl_cli.studies.corruption import byte_faults, structural
 from ecrl_cli.studies.corruption.in_memory import look_at, outcome
 from ecrl_cli.studies.frame.study import Arm, StudyContext, Trial
@@ -77,15 +76,7 @@ def _places_as_told(header: bytes, part: PartEntry) -> list[TensorPlace]:
     for name, entry in part.tensors.items():
         spec = TensorSpec(name, entry.dtype if entry.dtype in DTYPES else "torch.uint8", entry.shape)
         found.append(TensorPlace(spec, start + told[name]["data_offsets"][0]))
-    return found
-
-
-def _tensor_unchecked(fs: Fs, fd: int, entry: PartEntry, place: TensorPlace, setting: str) -> None:
-    """Checks for NaN, but not the digest."""
-    spec = place.spec
-    data = b"".join(pieces(fs, fd, place.offset, place.offset + spec.nbytes))
-    if must_be_finite(spec.name, setting) and not tensor_table.all_finite(spec.dtype, data):
-        raise integrity.CheckpointRejected("finite", "holds NaN or infinity")
+    return sorted(found, key=lambda place: place.offset)
 
 
 @contextmanager
@@ -118,11 +109,12 @@ MUTANTS: dict[str, Patches] = {
     "the set of names": [(integrity._Reader, "expect", _nothing)],
     "regular files of one name": [(integrity, "open_regular", _open_anything)],
     "sizes": [(integrity._Reader, "open_parts", _of_any_size)],
-    "all hashes of files": [(integrity, "_expect_hash", _nothing)],
-    "hashes of tensor files": [(integrity, "_check_hash", _nothing)],
+    "all hashes of files": [(integrity, "expect_digest", _nothing)],
+    "hashes of tensor files": [(integrity, "_expect_root", _nothing)],
     "headers": [(tensor_table, "places", _places_as_told)],
+    "the order of the tensors": [(integrity, "expect_order", _nothing)],
     "train.json's JSON": [(integrity, "parse", _nothing)],
-    "tensor digests": [(integrity, "_check_tensor", _tensor_unchecked)],
+    "tensor digests": [(integrity, "_expect_tensor", _nothing)],
     "NaN": [(tensor_table, "all_finite", _always), (integrity, "all_finite", _always)],
     "contents": [(integrity, "_check_contents", _nothing)],
     "errors as refusals": [(integrity, "layer", _layer_lets_through)],
@@ -133,7 +125,8 @@ MUTANTS: dict[str, Patches] = {
 BACKED = {
     "limits and names in the manifest": "the set of names",
     "hashes of tensor files": "tensor digests",
-    "headers": "tensor digests",
+    "headers": "the order of the tensors",
+    "the order of the tensors": "headers",
 }
 
 
