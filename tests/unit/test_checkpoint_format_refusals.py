@@ -16,8 +16,10 @@ import torch
 
 from ecrl_cli.checkpoint.capture.rng import capture_rng, packed, restore_rng, unpacked
 from ecrl_cli.checkpoint.format import manifest
+from ecrl_cli.checkpoint.format.hashing import Leaf, leaves
 from ecrl_cli.checkpoint.format.image import TensorSpec, header_of
-from ecrl_cli.checkpoint.format.manifest import PartEntry, TensorEntry, expected_places, read_commit, read_manifest
+from ecrl_cli.checkpoint.format.manifest import PartEntry, TensorEntry, read_commit, read_manifest
+from ecrl_cli.checkpoint.format.names import MODEL
 from ecrl_cli.checkpoint.format.tensor_table import header_length, places, tensor_table
 from ecrl_cli.checkpoint.format.torch_file import torch_places
 from ecrl_cli.checkpoint.format.train_document import check_train_document, due_on_rank, saved_state
@@ -117,10 +119,15 @@ def test_no_more_of_a_file_is_read_than_its_tensors_can_need() -> None:
 
 
 def test_places_are_expected_of_known_dtypes_and_behind_a_header() -> None:
-    assert [place.offset for place in expected_places(part())] == [len(header_of(TWO)), len(header_of(TWO)) + 24]
-    assert expected_places(part([replace(TWO[0], dtype="torch.float8"), TWO[1]])) == []
-    assert expected_places(part(bytes=SIZE + 7)) == [] and len(expected_places(part(bytes=SIZE + 8))) == 2
-    assert expected_places(part([])) == []
+    first = len(header_of(TWO))
+    assert [(leaf.start, leaf.end) for leaf in leaves(MODEL, part(), 2)] == [(0, first), (first, first + 24), (first + 24, part().bytes)]
+    assert len(leaves(MODEL, part(bytes=SIZE + 8), 2)) == 3 and leaves(MODEL, part([]), 2) == (Leaf(0, part([]).bytes),)
+    for name, version in ((MODEL, 1), ("step_00000006.pt", 2), ("train.json", 2)):
+        assert leaves(name, part(), version) == (Leaf(0, part().bytes),), "hashed as a whole"
+    with pytest.raises(ValueError, match="float8"):
+        leaves(MODEL, part([replace(TWO[0], dtype="torch.float8"), TWO[1]]), 2)
+    with pytest.raises(ValueError, match="its tensors need more"):
+        leaves(MODEL, part(bytes=SIZE + 7), 2)
 
 
 def test_records_longer_than_their_limit_are_not_parsed() -> None:

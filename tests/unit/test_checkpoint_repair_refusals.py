@@ -5,22 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import pytest
+from blake3 import blake3
 
+from ecrl_cli.checkpoint.format.hashing import part_digest
 from ecrl_cli.checkpoint.format.names import CHUNK, COMMIT, MANIFEST, MODEL, TRAIN
 from ecrl_cli.checkpoint.repair import damage, record_repair
 from ecrl_cli.checkpoint.repair.damage import BitFlip
 from ecrl_cli.checkpoint.repair.diagnose import diagnose
-from ecrl_cli.checkpoint.repair.record_repair import rebuild_entry, rebuild_manifest, repair_commit, repair_sidecar
+from ecrl_cli.checkpoint.repair.record_repair import Form, rebuild_entry, rebuild_manifest, repair_commit, repair_sidecar
 from ecrl_cli.checkpoint.repair.repair import repair
 from ecrl_cli.checkpoint.repair.scrub import holds_checkpoints
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import READ, PosixFs
 from tests.unit.checkpoint_support import commit, flip, image, store_at
+
+OLD = Form(1, "sha256")
 
 
 @pytest.fixture
@@ -93,12 +99,12 @@ def test_what_is_no_checkpoint_by_its_name_is_not_looked_at(tmp_path: Path) -> N
 # Records
 
 
-def entry_of(tmp_path: Path, data: bytes, name: str = MODEL, limit: int = 10**6) -> Any:
+def entry_of(tmp_path: Path, data: bytes, name: str = MODEL, limit: int = 10**6, form: Form = OLD) -> Any:
     (tmp_path / name).write_bytes(data)
     fs = PosixFs()
     fd = fs.open(tmp_path / name, READ)
     try:
-        return rebuild_entry(fs, fd, len(data), name, limit)
+        return rebuild_entry(fs, fd, len(data), name, form, limit)
     finally:
         fs.close(fd)
 
@@ -114,8 +120,11 @@ GOOD = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
 def test_the_entry_of_a_part_is_made_again_from_its_bytes(tmp_path: Path, group: Path) -> None:
     data = safetensors({"parameters.w": GOOD})
     made = entry_of(tmp_path, data)
-    assert (made.bytes, made.sha256) == (len(data), hashlib.sha256(data).hexdigest()) and len(made.chunk_crc32) == 1
-    assert made.tensors["parameters.w"].sha256 == hashlib.sha256(b"torch.uint8(4,)" + b"\1\2\3\4").hexdigest()
+    assert (made.bytes, made.digest, made.chunk_sums) == (len(data), hashlib.sha256(data).hexdigest(), (zlib.crc32(data),))
+    assert made.tensors["parameters.w"].digest == hashlib.sha256(b"torch.uint8(4,)" + b"\1\2\3\4").hexdigest()
+    new = entry_of(tmp_path, data, form=Form(2, "blake3"))
+    assert new.tensors["parameters.w"].digest == blake3(b"torch.uint8(4,)" + b"\1\2\3\4").hexdigest()
+    assert new.digest == part_digest(MODEL, new, data) and new.chunk_sums == (google_crc32c.value(data),)
     assert entry_of(tmp_path, b"{}", TRAIN).tensors == {}
     assert entry_of(tmp_path, data, limit=len(data)) == made
 
@@ -144,11 +153,11 @@ def rebuilt(group: Path, data: bytes) -> tuple[BitFlip, ...]:
     """What of the manifest `data` has changed, by the parts beside it."""
     right = (group / MANIFEST).read_bytes()
 
-    def entries() -> Any:
+    def entries(form: Form) -> Any:
         fs, found = PosixFs(), {}
         for path in sorted(set(group.iterdir()) - {group / MANIFEST, group / COMMIT}):
             fd = fs.open(path, READ)
-            found[path.name] = rebuild_entry(fs, fd, path.stat().st_size, path.name, 10**7)
+            found[path.name] = rebuild_entry(fs, fd, path.stat().st_size, path.name, form, 10**7)
             fs.close(fd)
         return found
 
@@ -188,7 +197,7 @@ def test_each_record_of_a_sidecar_is_mended_where_one_bit_of_it_flipped(sidecar:
     places = [right.index(b'"commit":') + 30, right.index(b'"manifest":') + 400, right.index(b'"train":') + 20]
 
     def mended(data: bytes) -> Any:
-        return repair_sidecar(data, dict)
+        return repair_sidecar(data, lambda form: {})
 
     assert mended(right).flips == () and mended(right).value is not None
     for place in places:

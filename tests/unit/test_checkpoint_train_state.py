@@ -66,14 +66,14 @@ class Net(nn.Module):
 class Run:
     """A training in one process, with everything a TrainState holds."""
 
-    def __init__(self, kind: str = "adamw", width: int = 8, seed: int = 7) -> None:
+    def __init__(self, kind: str = "adamw", width: int = 8, seed: int = 7, digest: str = "blake3") -> None:
         torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
         self.model = Net(width)
         self.optimizer = OPTIMIZERS[kind](self.model.parameters())
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 50)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=3)
         self.sampler = ResumableGlobalBatchSampler(64, 8, 1337)
-        self.train_state = TrainState(self.model, self.optimizer, self.scheduler, self.scaler, self.sampler, 0, 1)
+        self.train_state = TrainState(self.model, self.optimizer, self.scheduler, self.scaler, self.sampler, 0, 1, digest=digest)
         self.global_step = 0
 
     def train(self, steps: int) -> list[float]:
@@ -210,8 +210,9 @@ def test_every_line_is_written_in_order_and_accounts_for_the_time(tmp_path: Path
 
 @pytest.mark.parametrize(("layout", "format", "suffix"), [("single", "safetensors", ".safetensors"), ("group", "torch", ".pt")])
 def test_the_other_layouts_restore_the_same(tmp_path: Path, settings: RunConfig, layout: str, format: str, suffix: str) -> None:
-    settings = replace(settings, checkpoint=replace(settings.checkpoint, layout=layout, format=format))
-    run = Run()
+    digest = "sha256" if settings.checkpoint.strategy == "blocking" else "blake3"  # of which the writer has begun
+    settings = replace(settings, checkpoint=replace(settings.checkpoint, layout=layout, format=format, digest=digest))
+    run = Run(digest=digest)
     run.train(3)
     strategy = strategy_of(run, tmp_path, settings)
     digests = run.train_state.digests()
@@ -223,7 +224,8 @@ def test_the_other_layouts_restore_the_same(tmp_path: Path, settings: RunConfig,
     path = RunLayout(tmp_path).checkpoints / f"step_00000003{suffix}"
     report = CheckpointStore(path.parent).verify(path)
     assert report.ok and report.manifest is not None and components(report.manifest) == digests
-    resumed = Run(seed=99)
+    assert report.manifest.digest == digest
+    resumed = Run(seed=99, digest=digest)
     assert resumed.train_state.restore(path, report.commit_sha256 or "").global_step == 3
     assert resumed.train_state.digests() == digests
     size = path.stat().st_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -171,3 +172,20 @@ def test_a_sweep_lists_it_in_its_manifest_unless_an_arm_is_undisturbed(recorded:
     assert len(run_inputs([tmp_path / "sweep"])) == 2, "no arm of a comparison"
     assert main(["-m", *SHAPE, *KILLS, "variant=clean,blk", "run_dir=other"]) == 0
     assert not (tmp_path / "other" / REFERENCES).exists()
+
+
+def test_states_hashed_otherwise_have_no_reference_in_common() -> None:
+    other = replace(STRUCK, checkpoint=replace(STRUCK.checkpoint, digest="sha256"))
+    assert reference_id(other) != reference_id(STRUCK) == reference_id(reference_of(STRUCK))
+    assert reference_of(other).checkpoint.digest == "sha256"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "digest"), [({"digest": "sha256"}, "sha256"), ({}, "sha256"), ({"digest": "blake3"}, "blake3"), (None, "blake3")]
+)
+def test_a_run_keeps_the_digest_that_it_began_with(tmp_path: Path, recorded: dict[str, str] | None, digest: str) -> None:
+    """Versions without the key hashed by SHA-256."""
+    if recorded is not None:
+        (tmp_path / "config.json").write_text(json.dumps({"config": {"checkpoint": recorded}}))
+    planned = plan_run(STRUCK, tmp_path)
+    assert planned.config.checkpoint.digest == digest and planned.run_id == run_id(STRUCK)

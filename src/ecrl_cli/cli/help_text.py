@@ -86,8 +86,8 @@ Examples
   --with-reference   a run with failures is unknown without an undisturbed one: train that one first. Its time is estimated before.
   --scrub            scrub the checkpoints of the runs too
   --sample N         look at N checkpoints (the newest, others evenly spread); one bad one, and all are looked at
-  --deep             digest each tensor as well: twice the time. Without it the file's SHA-256 stands for its tensors: bytes that match the
-                     manifest are those that were digested. --deep would see a writer that digested other bytes than it wrote.
+  --deep             of a .pt file and of format version 1 digest each tensor as well: twice the time. Without it the file's digest stands
+                     for its tensors; --deep would see a writer that digested other bytes than it wrote. Elsewhere it is always seen.
   --repair OUT_DIR   write corrected copies of damaged checkpoints, if the corrected bytes match all hashes and the integrity check passes them;
                      OUT_DIR must be new or empty. The damaged ones stay as they are, and so does the exit code (5: the disk refused).
   --max-bytes N      read checkpoints of up to N bytes, not of what their run allows (64 GiB by default)
