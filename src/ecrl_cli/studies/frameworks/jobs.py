@@ -8,14 +8,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ecrl
 from ecrl_cli.audit.components import Finding, Judged, judged_arm
+from ecrl_cli.audit.plan import PlannedStrike
 from ecrl_cli.audit.records import read_arm
 from ecrl_cli.audit.verdict import AuditVerdict, judge
+from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.linux.pdeathsig import mortal_command
 from ecrl_cli.studies.frame.study import StudyContext
@@ -42,12 +45,60 @@ class Killed:
     rank: int
 
 
+class ForkedJob:
+    """A process that has imported what a job needs and forks the ranks of each attempt (forked_job.py). Started with the first attempt."""
+
+    def __init__(self, job: JobSpec) -> None:
+        self._job = job
+        self._server: subprocess.Popen[str] | None = None
+
+    def attempt(self, arm: Path, number: int, strikes: Sequence[PlannedStrike], words: Sequence[str]) -> dict[str, Any]:
+        """Attempt `number` in `arm`, with `words` behind the job's own; returns the launch as arm.json has it."""
+        (arm / "work").mkdir(parents=True, exist_ok=True)
+        order = {"arm": str(arm), "attempt": number, "strikes": [encode(strike) for strike in strikes], "words": ["--out", str(arm / "work"), *words]}
+        if self._server is None:
+            self._server = self._start()
+        assert self._server.stdin is not None and self._server.stdout is not None
+        self._server.stdin.write(json.dumps(order) + "\n")
+        self._server.stdin.flush()
+        answer = self._server.stdout.readline()
+        if not answer:
+            raise EcrlError(self._job.script, f"its process ended with {self._server.wait()}", f"run {jobs_dir() / self._job.script}.py")
+        launch: dict[str, Any] = json.loads(answer)
+        return launch
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+            for pipe in (self._server.stdin, self._server.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._server = None
+
+    def _start(self) -> subprocess.Popen[str]:
+        job, module = self._job, "ecrl_cli.studies.frameworks.forked_job"
+        command = [sys.executable, "-W", "ignore", "-m", module, str(jobs_dir() / f"{job.script}.py"), str(job.ranks), *job.modules]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ECRL_")}
+        source = str(Path(ecrl.__file__).parents[1])
+        environment |= {"PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep), "HF_HUB_OFFLINE": "1"}
+        return subprocess.Popen(
+            mortal_command(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            encoding="utf-8",
+            start_new_session=True,
+        )
+
+
 class Jobs:
     """The jobs of one process of the study."""
 
     def __init__(self, context: StudyContext) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="ecrl-jobs-", dir=context.scratch.parent))
-        self._servers: dict[JobSpec, subprocess.Popen[str]] = {}
+        self._forked: dict[JobSpec, ForkedJob] = {}
 
     def reference(self, job: JobSpec, switch: str = "") -> Judged:
         """The undisturbed run of `job` with `switch` on."""
@@ -57,7 +108,7 @@ class Jobs:
             if launch["exit_code"] != 0:
                 words = (folder / "ref" / "attempt-00" / "output.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
                 raise EcrlError(job.script, f"fails without any failure: {''.join(words)[:300]}", f"run {jobs_dir() / job.script}.py")
-            _write_launches(folder / "ref", [launch])
+            write_launches(folder / "ref", [launch])
         return judged_arm(read_arm(folder / "ref"))
 
     def audited(self, job: JobSpec, killed: Killed, bug: str = "", switch: str = "") -> AuditVerdict:
@@ -66,11 +117,11 @@ class Jobs:
         folder = self._folder(job, switch)
         before, arm = folder / f"killed-{killed.step}-{killed.moment}-{killed.rank}", folder / "struck"
         if not before.exists():
-            _write_launches(arm, [self._attempt(job, arm, 0, killed, switch)])
+            write_launches(arm, [self._attempt(job, arm, 0, killed, switch)])
             arm.rename(before)
         shutil.copytree(before, arm)  # where the first attempt ran: the job may have kept its path
         launches = [*json.loads((arm / "arm.json").read_text(encoding="utf-8"))["launches"], self._attempt(job, arm, 1, None, bug or switch)]
-        _write_launches(arm, launches)
+        write_launches(arm, launches)
         verdict = judge([read_arm(folder / "ref")], [read_arm(arm)])
         if kept := os.environ.get("ECRL_KEEP_JOBS"):
             shutil.copytree(folder, Path(kept) / f"{folder.name}-{killed.step}-{bug or 'healthy'}", dirs_exist_ok=True)
@@ -78,57 +129,22 @@ class Jobs:
         return verdict
 
     def close(self) -> None:
-        for server in self._servers.values():
-            server.kill()
-            server.wait()
-            for pipe in (server.stdin, server.stdout):
-                if pipe is not None:
-                    pipe.close()
-        self._servers.clear()
+        for forked in self._forked.values():
+            forked.close()
+        self._forked.clear()
         shutil.rmtree(self._root, ignore_errors=True)
 
     def _folder(self, job: JobSpec, switch: str) -> Path:
         return self._root / f"{job.script}-{job.ranks}-{switch.replace(' ', '-') or 'plain'}"
 
     def _attempt(self, job: JobSpec, arm: Path, number: int, killed: Killed | None, switch: str) -> dict[str, Any]:
-        (arm / "work").mkdir(parents=True, exist_ok=True)
-        strike = {"index": 0, "attempt": number, "kind": "kill"}
-        order = {
-            "arm": str(arm),
-            "attempt": number,
-            "strikes": [strike | {"step": killed.step, "moment": killed.moment, "rank": killed.rank}] if killed else [],
-            "words": ["--out", str(arm / "work"), *(["--bug", switch] if switch else [])],
-        }
-        server = self._server(job)
-        assert server.stdin is not None and server.stdout is not None
-        server.stdin.write(json.dumps(order) + "\n")
-        server.stdin.flush()
-        answer = server.stdout.readline()
-        if not answer:
-            raise EcrlError(job.script, f"its process ended with {server.wait()}", f"run {jobs_dir() / job.script}.py")
-        launch: dict[str, Any] = json.loads(answer)
-        return launch
-
-    def _server(self, job: JobSpec) -> subprocess.Popen[str]:
-        if job not in self._servers:
-            module = "ecrl_cli.studies.frameworks.forked_job"
-            command = [sys.executable, "-W", "ignore", "-m", module, str(jobs_dir() / f"{job.script}.py"), str(job.ranks), *job.modules]
-            environment = {name: value for name, value in os.environ.items() if not name.startswith("ECRL_")}
-            source = str(Path(ecrl.__file__).parents[1])
-            environment |= {"PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep), "HF_HUB_OFFLINE": "1"}
-            self._servers[job] = subprocess.Popen(
-                mortal_command(command),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                encoding="utf-8",
-                start_new_session=True,
-            )
-        return self._servers[job]
+        forked = self._forked.setdefault(job, ForkedJob(job))
+        strikes = (PlannedStrike(0, number, "kill", killed.rank, killed.step, killed.moment),) if killed else ()
+        return forked.attempt(arm, number, strikes, ("--bug", switch) if switch else ())
 
 
-def _write_launches(arm: Path, launches: list[dict[str, Any]]) -> None:
+def write_launches(arm: Path, launches: list[dict[str, Any]]) -> None:
+    """What `ecrl audit` writes of an arm that it has run."""
     (arm / "arm.json").write_text(json.dumps({"launches": launches}), encoding="utf-8")
 
 
