@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ecrl_cli.config.identity import NOT_IDENTITY
-from ecrl_cli.metrics.recoveries import Restart
+from ecrl_cli.metrics.recoveries import RESTART_COSTS, Restart
 from ecrl_cli.metrics.statistics import Summary, ratio_of_means, summary
 from ecrl_cli.report.model.run_record import Metrics, Run
 
@@ -54,6 +54,14 @@ class Arm:
     def restarts(self) -> list[Restart]:
         """Every restart of the counted runs."""
         return [restart for run in self.runs if run.counted for restart in run.restarts]
+
+    def restart_costs(self) -> dict[str, Summary]:
+        """Seconds of a restart by phase and in `total`, and the steps `replayed`, over all restarts; empty without any, or if not averaged."""
+        if not self.averaged or not self.restarts:
+            return {}
+        phases = {phase: summary([restart.seconds[phase] for restart in self.restarts]) for phase in RESTART_COSTS}
+        total, replayed = ([getattr(restart, name) for restart in self.restarts] for name in ("total_s", "replayed"))
+        return phases | {"total": summary(total), "replayed": summary(replayed)}
 
     def summary(self, measure: str) -> Summary | None:
         """Mean, standard deviation and interval; None if the arm is not averaged or no run has the measure."""

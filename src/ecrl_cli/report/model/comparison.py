@@ -75,6 +75,11 @@ class Comparison:
         return tuple(Arm(ALL, arms[0].variant, label, runs[label], settings=arms[0].settings) for label, arms in members.items())
 
     @property
+    def every_arm(self) -> tuple[Arm, ...]:
+        """The arms of each suite, and those over the pooled suites."""
+        return (*self.arms, *self.pooled_arms)
+
+    @property
     def scopes(self) -> list[tuple[str, tuple[str, ...]]]:
         """The scopes of the statistics: each suite, and the pooled suites together."""
         each: list[tuple[str, tuple[str, ...]]] = [(suite, (suite,)) for suite in self.suites]

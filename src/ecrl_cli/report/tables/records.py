@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from ecrl_cli.metrics.checkpoints import TIMES
-from ecrl_cli.metrics.recoveries import RESTART_COSTS, Restart
-from ecrl_cli.metrics.statistics import Paired, Summary, summary
+from ecrl_cli.metrics.recoveries import RESTART_COSTS
+from ecrl_cli.metrics.statistics import Paired, Summary
 from ecrl_cli.report.figures.palette import CATEGORY_COLOURS
 from ecrl_cli.report.formats import plural
 from ecrl_cli.report.model.arms import BASES, MEASURES, Arm, run_versus
@@ -207,21 +207,14 @@ def overlap_rows(comparison: Comparison) -> list[Record]:
 def restart_cost_rows(comparison: Comparison) -> list[Record]:
     """Mean cost of a restart by phase: per suite and arm, and per arm over the pooled suites; only for averaged arms."""
     found = []
-    for arm in [*comparison.arms, *comparison.pooled_arms]:
-        restarts = arm.restarts if arm.averaged else []
-        if restarts:
+    for arm in comparison.every_arm:
+        if costs := arm.restart_costs():
             scale = comparison.scale(sorted({run.suite for run in arm.runs}))
-            row: Record = {"suite": arm.suite, "arm": arm.label, "scale": scale, "restarts": len(restarts)}
-            found.append(row | _phase_cells(restarts))
+            row: Record = {"suite": arm.suite, "arm": arm.label, "scale": scale, "restarts": costs["total"].n}
+            for part, seconds in costs.items():
+                row |= summary_cells("replayed_steps" if part == "replayed" else f"{part}_s", seconds)
+            found.append(row)
     return found
-
-
-def _phase_cells(restarts: Sequence[Restart]) -> Record:
-    row: Record = {}
-    for phase in RESTART_COSTS:
-        row |= summary_cells(f"{phase}_s", summary([restart.seconds[phase] for restart in restarts]))
-    row |= summary_cells("total_s", summary([restart.total_s for restart in restarts]))
-    return row | summary_cells("replayed_steps", summary([restart.replayed for restart in restarts]))
 
 
 CSV_FILES: dict[str, Callable[[Comparison], list[Record]]] = {

@@ -188,12 +188,11 @@ def costs_table(comparison: Comparison) -> Table:
 
 def _cost(arm: Arm, suite: str) -> Row:
     shares = [summary([math.fsum(m.seconds[c] for c in names) / m.wall_s for m in arm.metrics if m.wall_s > 0] or [0]) for names in FAMILIES.values()]
-    restarts = [restart.total_s for restart in arm.restarts]
     return (
         *(Cell(arm.label + suite, arm=arm.label), len(arm.metrics)),
         *(round(share.mean, 4) + 0.0 for share in shares),  # avoids negative zero
         mean_cell(arm.summary("stall_per_checkpoint_s"), strong=True),
-        mean_cell(summary(restarts) if restarts else None, strong=True),
+        mean_cell(arm.restart_costs().get("total"), strong=True),
         mean_cell(arm.summary("replayed_steps"), strong=True),
     )
 
@@ -224,7 +223,7 @@ def measures_table(comparison: Comparison, scope: str, suites: Sequence[str]) ->
 def stalls_table(comparison: Comparison) -> Table:
     """The parts of the stalls: means over runs; arms with a run that did not record them are left out."""
     rows: list[Row] = []
-    for arm in [*comparison.arms, *comparison.pooled_arms]:
+    for arm in comparison.every_arm:
         metrics = arm.metrics if arm.averaged else []
         parts = [[m.stalled(part) for m in metrics] for part in STALL_PARTS]
         if metrics and all(value is not None for values in parts for value in values):
@@ -239,12 +238,10 @@ def stalls_table(comparison: Comparison) -> Table:
 def restarts_table(comparison: Comparison) -> Table:
     """The cost of a restart by phase: means over restarts."""
     rows: list[Row] = []
-    for arm in [*comparison.arms, *comparison.pooled_arms]:
-        restarts = arm.restarts if arm.averaged else []
-        if restarts:
-            phases = [summary([restart.seconds[phase] for restart in restarts]).mean for phase in RESTART_COSTS]
-            total = summary([restart.total_s for restart in restarts])
-            rows.append((arm.suite, Cell(arm.label, arm=arm.label), len(restarts), *phases, total.mean, interval_cell(total.low, total.high)))
+    for arm in comparison.every_arm:
+        if costs := arm.restart_costs():
+            phases, total = [costs[phase].mean for phase in RESTART_COSTS], costs["total"]
+            rows.append((arm.suite, Cell(arm.label, arm=arm.label), total.n, *phases, total.mean, interval_cell(total.low, total.high)))
     columns = (
         *(SUITE, ARM, Column("restarts", "count"), *(Column(phase.replace("_", "-"), "seconds") for phase in RESTART_COSTS)),
         *(Column("total", "seconds"), Column("95% t", "seconds")),
