@@ -57,15 +57,11 @@ def checked(folder: Path) -> Path:
 def _runs_of(folder: Path) -> list[Path]:
     if _is_run(folder):
         return [folder]
-    runs = [item for item in sorted(folder.iterdir()) if (item.is_dir() and _is_run(item)) or _is_gone(item)]
+    # A dangling link, for example to a run in memory before a reboot, is reported, not skipped.
+    runs = [item for item in sorted(folder.iterdir()) if (item.is_dir() and _is_run(item)) or (item.is_symlink() and not item.exists())]
     if not runs:
         raise RunDirectoryError(shown(str(folder)), "is no run directory (no config.json) and holds none", "name a folder that `ecrl train` made")
     return runs
-
-
-def _is_gone(item: Path) -> bool:
-    """A dangling link, for example to a run in memory before a reboot: reported, not skipped."""
-    return item.is_symlink() and not item.exists()
 
 
 def _is_run(folder: Path) -> bool:

@@ -133,15 +133,11 @@ _CONVERTERS: dict[Any, Callable[[str, Any], Any]] = {
 }
 
 
-def _installed(rule: Mapping[str, Any]) -> list[str]:
-    """The names that installed packages add to the field's choices."""
-    return sorted(point.name for point in entry_points(group=rule["group"])) if rule.get("group") else []
-
-
 def _check_range(key: str, value: Any, rule: Mapping[str, Any]) -> None:
-    if "choices" in rule and value not in rule["choices"] and value not in (installed := _installed(rule)):
-        choices = (*rule["choices"], *installed)
-        raise ConfigError(key, f"must be one of {', '.join(choices)}, got {shown(value)}")
+    if "choices" in rule and value not in rule["choices"]:
+        installed = sorted(point.name for point in entry_points(group=rule["group"])) if rule.get("group") else []
+        if value not in installed:
+            raise ConfigError(key, f"must be one of {', '.join((*rule['choices'], *installed))}, got {shown(value)}")
     bounds = _bounds(rule, isinstance(value, float))
     if bounds and not _inside(value, rule):
         raise ConfigError(key, f"must be {bounds}, got {value}", _REMEDIES.get(key, ""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ecrl_cli.config.schema import ModelConfig, OptimizerConfig, RunConfig
+from ecrl_cli.config.schema import ModelConfig, RunConfig
 
 _BYTES = 4  # parameters and optimizer state are fp32, under autocast too
 _RESNETS = {"resnet18": 11.2e6, "resnet50": 23.5e6, "resnet152": 58.2e6}  # at 64 channels
@@ -22,7 +22,8 @@ def parameters(model: ModelConfig) -> float:
 
 def snapshot_bytes(config: RunConfig) -> int:
     """Approximate bytes of a checkpoint: parameters and optimizer state."""
-    return round(_BYTES * parameters(config.model) * (1 + _slots(config.optimizer)))
+    states = 2 if config.optimizer.name == "adamw" else int(config.optimizer.momentum > 0)  # of the optimizer, for each parameter
+    return round(_BYTES * parameters(config.model) * (1 + states))
 
 
 def seconds(config: RunConfig, *, gpu: bool) -> float:
@@ -36,10 +37,6 @@ def seconds(config: RunConfig, *, gpu: bool) -> float:
     starts = _START_S * (1 + len(failure.steps) + drawn + len(config.elastic.schedule))
     workers = config.world_size if gpu else min(config.world_size, os.cpu_count() or 1)
     return starts + config.target_steps * max(work / (rate * workers), _STEP_FLOOR_S)
-
-
-def _slots(optimizer: OptimizerConfig) -> int:
-    return 2 if optimizer.name == "adamw" else int(optimizer.momentum > 0)
 
 
 def human_bytes(count: float) -> str:

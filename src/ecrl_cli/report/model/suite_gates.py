@@ -19,13 +19,10 @@ from ecrl_cli.supervision.attempts.restart_policy import restarts
 def gates_of(runs: Sequence[Run], every: Sequence[Run] = ()) -> tuple[Gate, ...]:
     """The gates of one suite's `runs`, a subset of `every` run."""
     documents = {run.name: run.document for run in runs}
-    verdicts = {run.name: _verdict(run) for run in runs if run.verdict.status != "missing" or run.verdict.why}
-    judged = quality_gates(documents, verdicts)
-    return (_arms(runs, every), *judged, _artifacts(runs), _records(runs), _environment(runs))
-
-
-def _verdict(run: Run) -> str:
-    return f"not judged ({run.verdict.why})" if run.verdict.why else run.verdict.status
+    judged = {run.name: run.verdict for run in runs if run.verdict.status != "missing" or run.verdict.why}
+    verdicts = {name: f"not judged ({verdict.why})" if verdict.why else verdict.status for name, verdict in judged.items()}
+    of_metrics = quality_gates(documents, verdicts)
+    return (_arms(runs, every), *of_metrics, _artifacts(runs), _records(runs), _environment(runs))
 
 
 def all_passed(gates: Sequence[Gate]) -> bool:

@@ -63,8 +63,8 @@ def study_document(study: StudyResult) -> dict[str, Any]:
         return document
     facts = {key: value for key, value in asdict(study.result).items() if key not in ("name", "tables", "figures")}
     named = zip(study.result.tables, recorded_tables(study), strict=True)
-    return document | facts | {"tables": [{**asdict(table), "csv": recorded.file, "rows": _rows(table)} for table, recorded in named]}
-
-
-def _rows(table: StudyTable) -> list[dict[str, Any]]:
-    return [{column.key: row.get(column.key) for column in table.columns} for row in table.rows]
+    tables = []
+    for table, recorded in named:
+        rows = [{column.key: row.get(column.key) for column in table.columns} for row in table.rows]
+        tables.append({**asdict(table), "csv": recorded.file, "rows": rows})
+    return document | facts | {"tables": tables}
