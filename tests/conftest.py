@@ -31,8 +31,11 @@ pytest_plugins = ("tests.time_limit",)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Signals as on a terminal, and an end for all that this session starts."""
+    """Signals as on a terminal, bytecode as Python keeps it by default, and an end for all that this session starts."""
     define_signals()
+    # Hundreds of processes import the package, which is long to compile; images that are to stay small turn this off.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if not hasattr(config, "workerinput"):
         watch_over_session()
 
