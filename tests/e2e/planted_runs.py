@@ -12,6 +12,7 @@ from ecrl_cli.runs.run import RunContext, run
 from ecrl_cli.runs.run_plan import plan_run
 from ecrl_cli.supervision.console import SilentUI
 from ecrl_cli.supervision.launch.launcher import LauncherCache
+from ecrl_cli.verify.reference import References
 from ecrl_cli.verify.verdict import Verdict
 from ecrl_cli.verify.verify_run import verify_run
 from tests.e2e.planting import suite_of
@@ -28,10 +29,11 @@ _TINY: Keys = {
 
 
 class PlantedRuns:
-    """`folder`: where the runs lie. Each is made when it is first asked for, by `launchers`, whose ranks have STATE_BUGS planted."""
+    """`folder`: where the runs lie. Each is made, and judged, when it is first asked for, by `launchers`, whose ranks have STATE_BUGS planted."""
 
     def __init__(self, folder: Path, launchers: LauncherCache) -> None:
         self._folder, self._launchers = folder, launchers
+        self._known, self._verdicts = References(), dict[str, Verdict]()
 
     def of(self, name: str) -> tuple[Path, Verdict]:
         """The run with that bug, and the verdict on it."""
@@ -52,7 +54,9 @@ class PlantedRuns:
         struck = {"failure": {"kind": "kill", "steps": list(bug.steps), "rank": 1}, "checkpoint": {"every": 6}}
         lossy = {"recovery": {"name": bug.recovery}, "supervision": {"launcher": "zygote", "spares": int(bug.recovery == "lossy_forward")}}
         made = self._run(name, bug.model | struck | lossy, suite)
-        return made, verify_run(made, reference)
+        if name not in self._verdicts:
+            self._verdicts[name] = verify_run(made, reference, self._known)
+        return made, self._verdicts[name]
 
     def _run(self, name: str, keys: Keys, suite: str) -> Path:
         root = self._folder / name

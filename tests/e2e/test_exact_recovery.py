@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ecrl_cli.verify.reference import References
 from ecrl_cli.verify.verdict import VALID, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.conftest import Ecrl
@@ -67,8 +68,9 @@ def check_arms(arms: dict[str, Path], ranks: int, deaths: int) -> None:
         assert metrics(arms[arm])["replayed_steps"] > 0
         counts = metrics(arms[arm])["checkpoints"]
         assert counts["submitted"] == counts["committed"] + counts["failed"] + counts["lost"] > 0
+    known = References()
     for arm, run in arms.items():
-        verdict = verify_run(run, None if arm == "ref" else arms["ref"])
+        verdict = verify_run(run, None if arm == "ref" else arms["ref"], known)
         assert verdict.status == VALID, render(verdict)
         assert any(f.promise == "records-sealed" and f.status == VALID for f in verdict.findings), render(verdict)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.studies.mutants.recovery import BUGS
+from ecrl_cli.verify.reference import References
 from ecrl_cli.verify.state_restored import PROMISE as RESTORED
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
@@ -56,16 +57,22 @@ def spoilt(planted: SharedLaunchers, tmp_path_factory: pytest.TempPathFactory) -
     return folder / "sweep"
 
 
+@pytest.fixture(scope="module")
+def known() -> References:
+    """The reference is judged once."""
+    return References()
+
+
 @pytest.mark.parametrize("bug", sorted(BUGS))
-def test_a_planted_recovery_bug_is_found(honest: dict[str, Path], spoilt: Path, bug: str) -> None:
+def test_a_planted_recovery_bug_is_found(honest: dict[str, Path], spoilt: Path, known: References, bug: str) -> None:
     (run,) = spoilt.glob(f"{suite_of(bug)}-*")
-    verdict = verify_run(run, honest["ref"])
+    verdict = verify_run(run, honest["ref"], known)
     said = render(verdict)
     assert verdict.status == INVALID and "Broke promise" in said and f"step {FIRST_WRONG.get(bug, 7)}" in said, said
 
 
-def test_without_a_bug_the_same_run_is_valid(honest: dict[str, Path]) -> None:
-    verdict = verify_run(honest["blk"], honest["ref"])
+def test_without_a_bug_the_same_run_is_valid(honest: dict[str, Path], known: References) -> None:
+    verdict = verify_run(honest["blk"], honest["ref"], known)
     assert verdict.status == VALID, render(verdict)
 
 
