@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -68,37 +69,57 @@ def hows(ended: AttemptResult) -> list[tuple[int | None, int | None]]:
     return [(rank.exit_code, rank.signal) for rank in ended.exits.ranks]
 
 
-def test_ranks_that_end_well_end_the_attempt_well(launcher: StandinLauncher, tmp_path: Path) -> None:
-    layout = scripted(tmp_path, {0: "0", 1: "0", 2: "0"})
-    ended = attempt(launcher, layout, 3)
-    assert ended.succeeded
-    assert hows(ended) == [(0, None)] * 3
-    own = Path(f"/proc/{launchers_process(launcher.running)}")
-    assert own.exists() == launcher.kind.warm, "what is warm outlives an attempt, anything else is started for it"
-    said = layout.attempt(0).output.read_text()
-    assert all(f"rank {rank} of 3 prints" in said for rank in range(3))
+@dataclass(frozen=True)
+class Ended:
+    """An attempt that several tests look at. `warm`: whether the launcher's own process outlived it; `running`: what `during` was given."""
+
+    result: AttemptResult
+    output: str
+    warm: bool
+    running: RunningAttempt
 
 
-def test_ranks_compute_with_the_kernels_that_the_user_chose(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # what is warm was started with it already
-    layout = scripted(tmp_path, {0: "kernels", 1: "0"})
-    assert attempt(launcher, layout).succeeded
-    assert "computes with DEFAULT" in layout.attempt(0).output.read_text()
+def ended(launcher: StandinLauncher, folder: Path, world_size: int, script: dict[int, str]) -> Ended:
+    layout = scripted(folder, script)
+    met: list[RunningAttempt] = []
+    result = attempt(launcher, layout, world_size, during=met.append)
+    warm = Path(f"/proc/{launchers_process(launcher.running)}").exists()
+    assert met, "no progress was heard of"
+    return Ended(result, layout.attempt(0).output.read_text(), warm, met[0])
 
 
-def test_a_killed_rank_ends_the_attempt_and_is_named(launcher: Launcher, tmp_path: Path) -> None:
-    ended = attempt(launcher, scripted(tmp_path, {1: "kill"}))
-    assert ended.exits.first is not None
-    assert (ended.exits.first.rank, ended.exits.first.exit_code, ended.exits.first.signal) == (1, None, 9)
-    assert set(hows(ended)) == {(None, 9)}, "a peer that was still starting is gone too, though nobody had met it"
-    assert not ended.succeeded
+@pytest.fixture(scope="module")
+def ended_well(launcher: StandinLauncher, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    return ended(launcher, tmp_path_factory.mktemp("well"), 3, {0: "kernels", 1: "0", 2: "0"})
 
 
-def test_the_id_of_a_dead_rank_is_given_to_nobody(launcher: Launcher, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def killed(launcher: StandinLauncher, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    return ended(launcher, tmp_path_factory.mktemp("killed"), 2, {1: "kill"})
+
+
+def test_ranks_that_end_well_end_the_attempt_well(launcher: StandinLauncher, ended_well: Ended) -> None:
+    assert ended_well.result.succeeded
+    assert hows(ended_well.result) == [(0, None)] * 3
+    assert ended_well.warm == launcher.kind.warm, "what is warm outlives an attempt, anything else is started for it"
+    assert all(f"rank {rank} of 3 prints" in ended_well.output for rank in range(3))
+
+
+def test_ranks_compute_with_the_kernels_that_the_user_chose(ended_well: Ended) -> None:
+    assert "computes with DEFAULT" in ended_well.output
+
+
+def test_a_killed_rank_ends_the_attempt_and_is_named(killed: Ended) -> None:
+    first = killed.result.exits.first
+    assert first is not None
+    assert (first.rank, first.exit_code, first.signal) == (1, None, 9)
+    assert set(hows(killed.result)) == {(None, 9)}, "a peer that was still starting is gone too, though nobody had met it"
+    assert not killed.result.succeeded
+
+
+def test_the_id_of_a_dead_rank_is_given_to_nobody(killed: Ended) -> None:
     """It may be another process's by now, and what is planned by the clock strikes whom it is given."""
-    launched: list[RunningAttempt] = []
-    attempt(launcher, scripted(tmp_path, {1: "kill"}), during=launched.append)
-    assert launched and 1 not in launched[0].pids()
+    assert 1 not in killed.running.pids()
 
 
 def test_a_planned_exit_keeps_its_code(launcher: Launcher, tmp_path: Path) -> None:
