@@ -18,7 +18,7 @@ import pytest
 
 from ecrl_cli.cli import submission, submitit_job
 from ecrl_cli.cli.arguments import Arguments, parse
-from ecrl_cli.cli.compose import Cell
+from ecrl_cli.cli.compose import ComposedRun
 from ecrl_cli.cli.launcher_settings import overrides_for_hydra
 from ecrl_cli.cli.main import main
 from ecrl_cli.cli.prepare import TrainPlan
@@ -311,7 +311,7 @@ class Jobs:
 
 def plan_of(folder: Path, *seeds: int) -> TrainPlan:
     base = RunConfig(dataset=DatasetConfig("digits"), model=ModelConfig("small_cnn"), failure=FailureConfig())
-    cells = {f"run-s{seed}": Cell((f"seed={seed}",), replace(base, seed=seed)) for seed in seeds}
+    cells = {f"run-s{seed}": ComposedRun((f"seed={seed}",), replace(base, seed=seed)) for seed in seeds}
     return TrainPlan(folder, True, {name: plan_run(cell.config, folder / name) for name, cell in cells.items()}, cells)
 
 

@@ -19,11 +19,11 @@ from ecrl_cli.studies.frame.runner import run_study
 from ecrl_cli.studies.frame.study import PreparedStudy, Record, Results, StudyContext, Trial
 from ecrl_cli.studies.io_errors import full_disk, strace_faults
 from ecrl_cli.studies.io_errors.cases import run_cases
-from ecrl_cli.studies.io_errors.operations import NEWEST, NEXT, Cell
+from ecrl_cli.studies.io_errors.operations import NEWEST, NEXT, StoreSetup
 from ecrl_cli.studies.io_errors.study import ENOUGH, STUDY, syncs_of_a_save
 from ecrl_cli.studies.mutants.careless_fs import MUTANTS
 
-STRICT = Cell("group", "atomic_dirsync")
+STRICT = StoreSetup("group", "atomic_dirsync")
 
 
 @contextmanager
@@ -40,9 +40,9 @@ def records(made: PreparedStudy, trials: list[Trial]) -> list[Record]:
 
 @pytest.mark.parametrize(("layout", "mode", "syncs"), [("group", "atomic_dirsync", 8), ("group", "unsafe", 0), ("single", "atomic_dirsync", 3)])
 def test_every_sync_of_a_save_is_refused_once_and_none_is_acknowledged(layout: str, mode: str, syncs: int) -> None:
-    tally = run_cases("save", Cell(layout, mode), Fault("EIO", 1, scope="sync"), {})
+    tally = run_cases("save", StoreSetup(layout, mode), Fault("EIO", 1, scope="sync"), {})
     assert (tally.cases, tally.errors, tally.successes, tally.violations) == (syncs, syncs, 0, 0)
-    assert syncs_of_a_save(Cell(layout, mode)) == syncs
+    assert syncs_of_a_save(StoreSetup(layout, mode)) == syncs
 
 
 def test_short_writes_are_taken_up_again_and_the_save_succeeds() -> None:

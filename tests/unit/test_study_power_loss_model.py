@@ -22,9 +22,9 @@ from ecrl_cli.studies.frame.study import Record, Results, StudyContext
 from ecrl_cli.studies.mutants.registry import PLANTED, Planted
 from ecrl_cli.studies.power_loss import model_findings, model_invariants
 from ecrl_cli.studies.power_loss.model_arm import ModelArm, hunt
-from ecrl_cli.studies.power_loss.model_cell import Cell, Limits
 from ecrl_cli.studies.power_loss.model_disk import MODELS, Disk, Forest
 from ecrl_cli.studies.power_loss.model_invariants import Recovered, RecoveryOracle, outcome
+from ecrl_cli.studies.power_loss.model_trial import Limits, ModelTrial
 from ecrl_cli.studies.power_loss.study import STUDY
 from ecrl_cli.studies.power_loss.workloads import ROOT, RUN, WORKLOADS, Bench, played
 
@@ -131,8 +131,10 @@ def test_a_state_is_of_one_class(found: Recovered, acked: int, begun: int, expec
     assert outcome(found, acked, begun) == expected
 
 
-def cell(workload: str, mode: str, model: str, judge: RecoveryOracle | None = None, states: int = 300) -> Cell:
-    made = Cell(played(workload, Bench(mode, False, 1)), model, judge or RecoveryOracle(Forest(), 1, False), Limits(states, 10), random.Random(1))
+def cell(workload: str, mode: str, model: str, judge: RecoveryOracle | None = None, states: int = 300) -> ModelTrial:
+    made = ModelTrial(
+        played(workload, Bench(mode, False, 1)), model, judge or RecoveryOracle(Forest(), 1, False), Limits(states, 10), random.Random(1)
+    )
     for _ in made.judged():
         pass
     return made
@@ -182,7 +184,7 @@ def test_recovery_that_is_cut_off_too_makes_nothing_worse() -> None:
 def test_recovery_that_sweeps_away_what_it_should_return_to_is_seen_to_make_it_worse() -> None:
     sweeping = next(planted for planted in PLANTED if planted.name == "janitor_sweeps_old")
     bench = played("two", Bench("unsafe", False, 1, lambda fs, config: sweeping.store(ROOT, config, fs)))
-    swept = Cell(bench, "P", RecoveryOracle(Forest(), 1, False), Limits(64, 50), random.Random(1))
+    swept = ModelTrial(bench, "P", RecoveryOracle(Forest(), 1, False), Limits(64, 50), random.Random(1))
     assert {found for _, found in swept.judged()} <= {"new", "previous", "empty_ok", "detected"}
     found = swept.second()
     assert found["outcomes"]["worse"] > 0 and "recovery from" in found["examples"][0]
@@ -192,7 +194,7 @@ def test_a_recovery_that_loses_is_seen_also_where_the_mode_may_lose() -> None:
     """Under X `unsafe` may lose by the first loss of power; what that has left on the disk, recovery may not."""
     sweeping = next(planted for planted in PLANTED if planted.name == "janitor_sweeps_old")
     bench = played("two", Bench("unsafe", False, 1, lambda fs, config: sweeping.store(ROOT, config, fs)))
-    swept = Cell(bench, "X", RecoveryOracle(Forest(), 1, False), Limits(64, 50), random.Random(1))
+    swept = ModelTrial(bench, "X", RecoveryOracle(Forest(), 1, False), Limits(64, 50), random.Random(1))
     for _ in swept.judged():
         pass
     assert swept.second()["outcomes"].get("worse", 0) > 0

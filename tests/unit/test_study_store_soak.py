@@ -16,11 +16,11 @@ from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.study import Record, Results, StudyContext
 from ecrl_cli.studies.mutants.registry import PLANTED
 from ecrl_cli.studies.store_soak.model import Model
-from ecrl_cli.studies.store_soak.model_run import Cell, play, shortest
+from ecrl_cli.studies.store_soak.model_run import StoreSetup, play, shortest
 from ecrl_cli.studies.store_soak.operations import Op, decoded, encoded, program, unrivalled
 from ecrl_cli.studies.store_soak.study import STUDY
 
-STRICT = Cell("atomic_dirsync", "group")
+STRICT = StoreSetup("atomic_dirsync", "group")
 
 
 def model(durable: bool = True) -> Model:
@@ -84,7 +84,7 @@ def test_half_a_checkpoint_is_excused_by_damage_and_by_a_loss_of_power_alone() -
 
 def test_a_sound_store_agrees_and_everything_befalls_it() -> None:
     met: dict[str, int] = {}
-    for number, cell in enumerate((STRICT, Cell("unsafe", "single"), Cell("atomic_nodirsync", "group"))):
+    for number, cell in enumerate((STRICT, StoreSetup("unsafe", "single"), StoreSetup("atomic_nodirsync", "group"))):
         played = play(program(random.Random(number), 60), cell)
         assert (played.at, played.wrong) == (-1, "")
         met = {what: met.get(what, 0) + played.met[what] for what in {*met, *played.met}}
@@ -99,16 +99,16 @@ def test_a_program_plays_the_same_way_again_also_when_it_has_been_on_record() ->
         decoded([{"do": "save", "foo": 1}])
 
 
-def broken(name: str) -> Cell:
+def broken(name: str) -> StoreSetup:
     bug = next(planted for planted in PLANTED if planted.name == name)
-    return Cell(bug.mode, bug.layout, name)
+    return StoreSetup(bug.mode, bug.layout, name)
 
 
 def test_what_was_taken_away_does_not_come_back_with_a_loss_of_power() -> None:
     """As a loss of power would bring a file back whose removal nobody has synced: damage at rest is not the store's doing."""
     damaged = [Op("hand over"), Op("save"), Op("damage", detail="remove", number=559501), Op("save"), Op("damage", detail="empty", number=290931)]
     for at in range(12):
-        assert play([*damaged, Op("restart", "X", at, detail="all", number=4)], Cell("atomic_dirsync", "group")).wrong == ""
+        assert play([*damaged, Op("restart", "X", at, detail="all", number=4)], StoreSetup("atomic_dirsync", "group")).wrong == ""
 
 
 def test_a_disagreement_is_found_and_shrunk_to_its_core() -> None:

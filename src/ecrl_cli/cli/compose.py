@@ -45,7 +45,7 @@ ConfigStore.instance().store(name="schema", node=encode(RunConfig()), provider="
 
 
 @dataclass(frozen=True)
-class Cell:
+class ComposedRun:
     """One run of the grid: its overrides, its checked configuration, and the plain values that Hydra composed for it (interpolations as written)."""
 
     overrides: tuple[str, ...]
@@ -59,7 +59,7 @@ class Grid:
     Hydra composed for the whole command, sweeps unexpanded.
     """
 
-    cells: tuple[Cell, ...]
+    cells: tuple[ComposedRun, ...]
     swept: bool
     matrix: str
     master: Any
@@ -101,7 +101,7 @@ class _Composer:
         self._common = [*search_override(arguments.search), *launcher]
         self.defaults = [str(name) for name in bare["runtime"]["choices"] if not str(name).startswith("hydra/")]
 
-    def cell(self, composed: Any, overrides: list[str], params: dict[str, str], own: frozenset[str], notes: dict[str, None]) -> Cell:
+    def cell(self, composed: Any, overrides: list[str], params: dict[str, str], own: frozenset[str], notes: dict[str, None]) -> ComposedRun:
         """One run; ConfigError where a file brings a sweep beyond `params`, which would not be expanded. `own`: the keys that the user typed, without
         the matrix's. `notes` collects messages about the run.
         """
@@ -111,7 +111,7 @@ class _Composer:
             raise ConfigError(_joined_group(overrides), fact, "start it alone, without sweeping over it")
         own_keys = typed(read_overrides(overrides)) - (SCALED_IN_A_MATRIX - own)
         config = build(composed, own_keys, lambda line: notes.update({line: None}))
-        return Cell(tuple(overrides), config, raw(composed))
+        return ComposedRun(tuple(overrides), config, raw(composed))
 
     def compose(self, overrides: list[str], mode: RunMode = RunMode.RUN) -> Any:
         composed = compose(PRIMARY, [*overrides, *self._common], mode)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.cli.arguments import Arguments
-from ecrl_cli.cli.compose import Cell, Grid, compose_grid
+from ecrl_cli.cli.compose import ComposedRun, Grid, compose_grid
 from ecrl_cli.cli.launcher_settings import check_engine, check_shape, chosen
 from ecrl_cli.config.elastic import common_multiple
 from ecrl_cli.config.estimates import human_seconds, seconds
@@ -40,7 +40,7 @@ class TrainPlan:
     folder: Path
     swept: bool
     runs: dict[str, RunPlan]
-    cells: dict[str, Cell]
+    cells: dict[str, ComposedRun]
     mixed: dict[str, str] = field(default_factory=dict)
     engine: str = ""
     master: Any = None
@@ -69,7 +69,7 @@ def prepare(arguments: Arguments, say: Say) -> TrainPlan:
 
 
 def _plan(grid: Grid) -> TrainPlan:
-    cells: dict[str, Cell] = {}
+    cells: dict[str, ComposedRun] = {}
     identities: dict[str, str] = {}
     for cell in grid.cells:  # runs that differ only in keys their variant ignores have the same id and are run once
         identity = run_id(cell.config)

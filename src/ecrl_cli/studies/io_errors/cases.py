@@ -21,8 +21,8 @@ from ecrl_cli.studies.io_errors.operations import (
     MOUNT,
     OPERATIONS,
     PAYLOAD,
-    Cell,
     Operation,
+    StoreSetup,
     beginning,
     plain,
     signature,
@@ -56,7 +56,7 @@ class Counts:
 class After:
     """The disk after an operation, and the operation's result. `gave`: its return value, 0 after an error."""
 
-    cell: Cell
+    cell: StoreSetup
     operation: Operation
     fault: Fault
     fs: FaultyFs
@@ -81,7 +81,7 @@ class After:
         return stuck, any(s.path in (CHECKPOINTS, CHECKPOINTS / LEASE) for s in struck)
 
 
-def run_cases(operation: str, cell: Cell, fault: Fault, seen: Seen, wrap: Wrapper | None = None) -> Counts:
+def run_cases(operation: str, cell: StoreSetup, fault: Fault, seen: Seen, wrap: Wrapper | None = None) -> Counts:
     """Fail the first call, then the second, and so on until the operation completes without a fault. With `wrap`, up to the first violation."""
     tally = Counts()
     for at in range(1, CALLS + 1):
@@ -100,7 +100,7 @@ def run_cases(operation: str, cell: Cell, fault: Fault, seen: Seen, wrap: Wrappe
     return replace(tally, violations=tally.violations + 1, first=tally.first or f"hung: calls still fail at call {CALLS}")
 
 
-def run_case(operation: Operation, cell: Cell, fault: Fault, wrap: Wrapper | None = None) -> After:
+def run_case(operation: Operation, cell: StoreSetup, fault: Fault, wrap: Wrapper | None = None) -> After:
     disk = ModelFs(MOUNT, beginning(operation.name, cell))
     fs = FaultyFs(disk, LIMIT)
     store = store_on(wrap(fs) if wrap else fs, cell)

@@ -26,7 +26,7 @@ _NONCE = re.compile(r"\.[0-9a-f]{8}\b")
 
 
 @dataclass(frozen=True)
-class Cell:
+class StoreSetup:
     """The store's layout and write mode."""
 
     layout: str
@@ -49,7 +49,7 @@ class Operation:
     """
 
     name: str
-    act: Callable[[CheckpointStore, Cell], int]
+    act: Callable[[CheckpointStore, StoreSetup], int]
     history: tuple[int, ...] = (OLD, NEWEST)
     saves: bool = False
     recovers: bool = False
@@ -63,12 +63,12 @@ class Operation:
         return self.history[:-1] if self.damaged else self.history[-2:]
 
 
-def _save(store: CheckpointStore, cell: Cell, step: int = NEXT) -> int:
+def _save(store: CheckpointStore, cell: StoreSetup, step: int = NEXT) -> int:
     store.save(PAYLOAD.image(cell.layout, step), ATTEMPT)
     return step
 
 
-def _settle(store: CheckpointStore, cell: Cell) -> int:
+def _settle(store: CheckpointStore, cell: StoreSetup) -> int:
     """Update the pointers, then retire, in a process without cached verdicts."""
     with suppress(StorageError):  # as in the store: a pointer that cannot be written does not prevent retiring
         store.point(store.root / cell.name(NEXT), {"epoch": 0, "global_step": NEXT, "world_size": 1})
@@ -76,12 +76,12 @@ def _settle(store: CheckpointStore, cell: Cell) -> int:
     return 0
 
 
-def _claim(store: CheckpointStore, cell: Cell) -> int:
+def _claim(store: CheckpointStore, cell: StoreSetup) -> int:
     store.claim(ATTEMPT + 1)
     return 0
 
 
-def _set_aside(store: CheckpointStore, cell: Cell) -> int:
+def _set_aside(store: CheckpointStore, cell: StoreSetup) -> int:
     store.quarantine(store.root / cell.name(NEWEST))
     return 0
 
@@ -100,7 +100,7 @@ OPERATIONS = {
 
 
 @cache
-def beginning(operation: str, cell: Cell) -> Mapping[str, Tree]:
+def beginning(operation: str, cell: StoreSetup) -> Mapping[str, Tree]:
     """The disk before the operation: the history, the fencing token of ATTEMPT, and what the operation needs."""
     fs = ModelFs(MOUNT)
     store = CheckpointStore(CHECKPOINTS, cell.config, fs)
@@ -120,7 +120,7 @@ def beginning(operation: str, cell: Cell) -> Mapping[str, Tree]:
     return tree
 
 
-def _damage(folder: dict[str, Tree], cell: Cell) -> None:
+def _damage(folder: dict[str, Tree], cell: StoreSetup) -> None:
     place, name = folder, cell.name(NEWEST)
     if cell.layout == "group":
         inner = folder[name]
@@ -158,5 +158,5 @@ def signature(fs: ModelFs, number: int = ROOT) -> object:
     return bytes(node.data) if isinstance(node, File) else node
 
 
-def store_on(fs: Fs, cell: Cell) -> CheckpointStore:
+def store_on(fs: Fs, cell: StoreSetup) -> CheckpointStore:
     return CheckpointStore(CHECKPOINTS, cell.config, fs)

@@ -20,7 +20,7 @@ from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.errors import StorageError
 from ecrl_cli.studies.frame.limits import open_descriptors
 from ecrl_cli.studies.frame.store_fixture import Payload, litter, recovered_step
-from ecrl_cli.studies.io_errors.operations import LATER, NEWEST, NEXT, Cell
+from ecrl_cli.studies.io_errors.operations import LATER, NEWEST, NEXT, StoreSetup
 
 # Over a megabyte, so that parts are written as large ones: bypassing the page cache where the file system allows it.
 _PAYLOAD = Payload(1, 3 * 2**20 // 2, 2**19)
@@ -35,7 +35,7 @@ def reason_against() -> str:
     return "" if done.returncode == 0 else f"strace may not trace: {done.stderr.strip()[:100]}"
 
 
-def refused_save(folder: Path, cell: Cell, at: int, sticky: bool) -> dict[str, Any]:
+def refused_save(folder: Path, cell: StoreSetup, at: int, sticky: bool) -> dict[str, Any]:
     """A save whose `at`-th fsync fails (with `sticky`, all later ones too), and the resulting state of the store."""
     root, log = folder / "checkpoints", folder / "strace.log"
     folder.mkdir()
@@ -55,7 +55,7 @@ def refused_save(folder: Path, cell: Cell, at: int, sticky: bool) -> dict[str, A
         shutil.rmtree(folder)
 
 
-def _under_strace(root: Path, cell: Cell, inject: str, log: Path) -> dict[str, Any]:
+def _under_strace(root: Path, cell: StoreSetup, inject: str, log: Path) -> dict[str, Any]:
     saver = [sys.executable, "-m", "ecrl_cli.studies.io_errors.strace_faults", str(root), cell.layout, cell.mode]
     command = ["strace", "-f", "--seccomp-bpf", "-y", "-o", str(log), "-e", "trace=fsync,fdatasync", "-e", inject, *saver]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -80,7 +80,7 @@ def _retried(synced: list[tuple[str, int]]) -> int:
     return sum(count > 1 for path, count in Counter(path for path, _ in files).items() if path in refused)
 
 
-def main(root: Path, cell: Cell) -> dict[str, Any]:
+def main(root: Path, cell: StoreSetup) -> dict[str, Any]:
     store, image = CheckpointStore(root, cell.config), _PAYLOAD.image(cell.layout, NEXT)
     found = {"acknowledged": NEWEST, "call": "", "errno": 0, "line": "", "untyped": ""}
     before = open_descriptors()
@@ -95,4 +95,4 @@ def main(root: Path, cell: Cell) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), Cell(sys.argv[2], sys.argv[3]))) + "\n")
+    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), StoreSetup(sys.argv[2], sys.argv[3]))) + "\n")

@@ -21,7 +21,7 @@ from ecrl_cli.studies.frame.tables import TableSpec, count, fact, mutants_table,
 from ecrl_cli.studies.io_errors import full_disk, strace_faults
 from ecrl_cli.studies.io_errors.cases import FAULTS, Seen, run_cases
 from ecrl_cli.studies.io_errors.full_disk import PAGE, FullDisk, Room
-from ecrl_cli.studies.io_errors.operations import ATTEMPT, MOUNT, NEWEST, NEXT, OPERATIONS, PAYLOAD, Cell, beginning, store_on
+from ecrl_cli.studies.io_errors.operations import ATTEMPT, MOUNT, NEWEST, NEXT, OPERATIONS, PAYLOAD, StoreSetup, beginning, store_on
 from ecrl_cli.studies.mutants.careless_fs import MUTANTS
 
 ENOUGH = 5000  # cases in memory
@@ -36,13 +36,13 @@ _REAL = {
 }
 
 
-def _cells(context: StudyContext) -> list[Cell]:
-    return [Cell(layout, mode) for layout in context.keys.layouts for mode in context.keys.modes]
+def _cells(context: StudyContext) -> list[StoreSetup]:
+    return [StoreSetup(layout, mode) for layout in context.keys.layouts for mode in context.keys.modes]
 
 
 def _call_trials(context: StudyContext) -> Iterator[Trial]:
     for name in context.keys.operations:
-        for cell in _cells(context) if OPERATIONS[name].modes else [Cell(layout, "atomic_dirsync") for layout in context.keys.layouts]:
+        for cell in _cells(context) if OPERATIONS[name].modes else [StoreSetup(layout, "atomic_dirsync") for layout in context.keys.layouts]:
             for scope, kind in ((scope, kind) for scope, kinds in FAULTS.items() for kind in kinds):
                 for persistence in _PERSISTENCE:
                     facts = {"operation": name, "layout": cell.layout, "mode": cell.mode, "scope": scope, "fault": kind}
@@ -58,7 +58,7 @@ def _seen(context: StudyContext) -> Seen:
 def _run_calls(context: StudyContext, trial: Trial) -> dict[str, Any]:
     facts = trial.facts
     fault = Fault(facts["fault"], 1, facts["persistence"] != "once", facts["scope"])
-    return asdict(run_cases(facts["operation"], Cell(facts["layout"], facts["mode"]), fault, context.shared(_seen)))
+    return asdict(run_cases(facts["operation"], StoreSetup(facts["layout"], facts["mode"]), fault, context.shared(_seen)))
 
 
 def _run_planted(context: StudyContext, trial: Trial) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _run_planted(context: StudyContext, trial: Trial) -> dict[str, Any]:
     cases = 0
     for persistence in _PERSISTENCE:
         fault = Fault(kind, 1, persistence != "once", scope)
-        tally = run_cases("save", Cell("group", "atomic_dirsync"), fault, {}, wrap)
+        tally = run_cases("save", StoreSetup("group", "atomic_dirsync"), fault, {}, wrap)
         cases += tally.cases
         if tally.violations:
             return {"found": True, "cases": cases, "first": f"{kind} {persistence}, {tally.first}"}
@@ -103,11 +103,11 @@ def _sync_trials(context: StudyContext) -> Iterator[Trial]:
 
 def _run_sync(context: StudyContext, trial: Trial) -> dict[str, Any]:
     facts = trial.facts
-    cell = Cell(facts["layout"], facts["mode"])
+    cell = StoreSetup(facts["layout"], facts["mode"])
     return _judged(strace_faults.refused_save(context.scratch / "refused", cell, facts["at"], facts["persistence"] != "once"))
 
 
-def syncs_of_a_save(cell: Cell) -> int:
+def syncs_of_a_save(cell: StoreSetup) -> int:
     """Number of fsync calls of a save, folders included."""
     disk = ModelFs(MOUNT, beginning("save", cell))
     store = store_on(disk, cell)

@@ -17,9 +17,9 @@ from ecrl_cli.storage.fs import Fs
 from ecrl_cli.studies.frame.store_fixture import store_config
 from ecrl_cli.studies.frame.study import StudyContext, Trial
 from ecrl_cli.studies.mutants.registry import PLANTED, Planted
-from ecrl_cli.studies.power_loss.model_cell import Cell, Limits, broken
 from ecrl_cli.studies.power_loss.model_disk import MODELS, Forest
 from ecrl_cli.studies.power_loss.model_invariants import RecoveryOracle
+from ecrl_cli.studies.power_loss.model_trial import Limits, ModelTrial, broken
 from ecrl_cli.studies.power_loss.workloads import ROOT, WORKLOADS, Bench, honest, played, published
 
 PUBLISHED = "two"  # the published protocol's workload
@@ -56,7 +56,7 @@ class ModelArm:
         single = facts["layout"] == "single"
         bench = played(facts["workload"], Bench(facts["mode"], single, seed, published if facts["arm"] == "published" else honest))
         judge = RecoveryOracle(Forest(), seed, single)
-        cell = Cell(bench, facts["model"], judge, self._limits(facts), rng)
+        cell = ModelTrial(bench, facts["model"], judge, self._limits(facts), rng)
         for _ in cell.judged():
             pass
         tally = asdict(cell.tally) | {"outcomes": dict(sorted(cell.tally.outcomes.items()))}
@@ -95,7 +95,7 @@ def hunt(planted: Planted, seed: int, rng: random.Random, states: int = STATES) 
     for model in MODELS:
         single = planted.layout == "single"
         bench = played(planted.situation, Bench(planted.mode, single, seed, lambda fs, config: planted.store(ROOT, config, fs)))
-        cell = Cell(bench, model, RecoveryOracle(Forest(), seed, single, planted.examine, recovery(planted)), Limits(states, 0), rng)
+        cell = ModelTrial(bench, model, RecoveryOracle(Forest(), seed, single, planted.examine, recovery(planted)), Limits(states, 0), rng)
         for _, found in cell.judged():
             if broken(planted.mode, model, found):
                 return {"found": True, "model": model, "outcome": found, "state": cell.tally.examples[0], "tried": tried + len(cell.seen)}

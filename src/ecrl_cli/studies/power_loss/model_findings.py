@@ -11,8 +11,8 @@ from ecrl_cli.studies.frame.gates import mutants_gate
 from ecrl_cli.studies.frame.result import Column, Figure, Series
 from ecrl_cli.studies.frame.study import Record, Results
 from ecrl_cli.studies.frame.tables import Cells, Group, TableSpec, fact, found, sums, value, yes
-from ecrl_cli.studies.power_loss.model_cell import LOST, NEVER, OUTCOMES, broken
 from ecrl_cli.studies.power_loss.model_disk import MODELS
+from ecrl_cli.studies.power_loss.model_trial import LOST, NEVER, OUTCOMES, broken
 
 ARMS = ("ours", "published", "planted")
 DIRSYNC_STATES, ALL_STATES = 50_000, 500_000  # fewer distinct states prove too little

@@ -29,16 +29,20 @@ _BLOCK_PLANTS = ("no_root_sync", "no_file_sync")
 
 
 @dataclass(frozen=True)
-class Cell:
+class Subject:
     """A subject of the rig: see `real_process.Who`."""
 
-    subject: str
+    name: str
     layout: str = ""
     variant: str = ""
 
     @property
     def key(self) -> str:
-        return "/".join(filter(None, (self.subject, self.layout, self.variant)))
+        return "/".join(filter(None, (self.name, self.layout, self.variant)))
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return {"subject": self.name, "layout": self.layout, "variant": self.variant}
 
 
 class RealArms:
@@ -94,23 +98,30 @@ class RealArms:
         for number in range(study.real_trials):
             block = number * study.real_blocks // study.real_trials
             for fs in self._looked.shutdown:
-                for cell in self._cells(planted=study.planted and number % 2 == 0):
-                    facts = {"arm": "shutdown", "fs": fs, "subject": cell.subject, "layout": cell.layout, "variant": cell.variant, "block": block}
-                    yield Trial(f"shutdown/{fs}/{cell.key}/{block}/{number:04d}", facts)
+                for subject in self._subjects(planted=study.planted and number % 2 == 0):
+                    facts = {
+                        "arm": "shutdown",
+                        "fs": fs,
+                        "subject": subject.name,
+                        "layout": subject.layout,
+                        "variant": subject.variant,
+                        "block": block,
+                    }
+                    yield Trial(f"shutdown/{fs}/{subject.key}/{block}/{number:04d}", facts)
 
     def _blocks(self) -> Iterator[Trial]:
         for fs in self._looked.blocks:
-            cells = [Cell(mode, "group") for mode in self._study.modes] + [Cell("atomic_dirsync", "single"), Cell("torch.save")]
-            for cell in cells + [Cell("atomic_dirsync", "group", plant) for plant in _BLOCK_PLANTS if self._study.planted]:
-                facts = {"arm": "blocks", "fs": fs, "subject": cell.subject, "layout": cell.layout, "variant": cell.variant}
-                yield Trial(f"blocks/{fs}/{cell.key}", facts)
+            subjects = [Subject(mode, "group") for mode in self._study.modes] + [Subject("atomic_dirsync", "single"), Subject("torch.save")]
+            for subject in subjects + [Subject("atomic_dirsync", "group", plant) for plant in _BLOCK_PLANTS if self._study.planted]:
+                facts = {"arm": "blocks", "fs": fs, **subject.facts}
+                yield Trial(f"blocks/{fs}/{subject.key}", facts)
 
-    def _cells(self, *, planted: bool) -> list[Cell]:
+    def _subjects(self, *, planted: bool) -> list[Subject]:
         modes = self._study.modes
-        cells = [Cell(mode, layout) for layout in LAYOUTS for mode in modes]
-        cells += [Cell(mode, "group", SETTLED) for mode in modes if mode != "unsafe"]
-        cells += [Cell(subject) for subject in TORCH_SUBJECTS if not lacking(subject)]
-        return cells + [Cell("atomic_dirsync", "group", plant) for plant in PLANTS if planted]
+        subjects = [Subject(mode, layout) for layout in LAYOUTS for mode in modes]
+        subjects += [Subject(mode, "group", SETTLED) for mode in modes if mode != "unsafe"]
+        subjects += [Subject(subject) for subject in TORCH_SUBJECTS if not lacking(subject)]
+        return subjects + [Subject("atomic_dirsync", "group", plant) for plant in PLANTS if planted]
 
 
 @dataclass(frozen=True)

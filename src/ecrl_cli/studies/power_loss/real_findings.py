@@ -12,7 +12,7 @@ from ecrl_cli.studies.frame.gates import mutants_gate
 from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Figure, Series, Table, proportion, upper_bound
 from ecrl_cli.studies.frame.study import Record, Results
 from ecrl_cli.studies.frame.tables import Cells, Group, TableSpec, cell, fact, grouped, sums, total, value
-from ecrl_cli.studies.power_loss.model_cell import NEVER
+from ecrl_cli.studies.power_loss.model_trial import NEVER
 from ecrl_cli.studies.power_loss.real_process import LOST, OUTCOMES
 from ecrl_cli.studies.power_loss.subject_store import PLANTS, SETTLED
 

@@ -28,7 +28,7 @@ _PASSING = ("EMFILE", "ENOMEM")  # errors that say nothing about the file and so
 
 
 @dataclass(frozen=True)
-class Cell:
+class StoreSetup:
     """The store's configuration. `planted`: the name of its bug, if any."""
 
     mode: str
@@ -40,10 +40,10 @@ class Disagreement(BaseException):
     """The store did what the reference model does not allow. Not an Exception, so that the store cannot catch it."""
 
 
-class Game:
+class StoreRun:
     """A store's history from its first process on. `met`: how often each event occurred."""
 
-    def __init__(self, cell: Cell, jumping: JumpingClock) -> None:
+    def __init__(self, cell: StoreSetup, jumping: JumpingClock) -> None:
         self.cell, self.clock, self.met = cell, jumping, Counter[str]()
         mode, planted = write_mode(cell.mode), next((each for each in PLANTED if each.name == cell.planted), None)
         self.observer = Observer(cell.layout)
@@ -289,7 +289,7 @@ def _family(op: Op) -> str:
     return "a fault" if op.scope else op.trouble or "nothing"
 
 
-__all__ = ["Cell", "Played", "play", "shortest"]
+__all__ = ["Played", "StoreSetup", "play", "shortest"]
 TRIES = 600  # maximum number of programs run to shrink one
 
 Fails = Callable[[Sequence[Op]], bool]
@@ -304,11 +304,11 @@ class Played:
     met: Counter[str] = field(default_factory=Counter)
 
 
-def play(ops: Sequence[Op], cell: Cell) -> Played:
+def play(ops: Sequence[Op], cell: StoreSetup) -> Played:
     """Run `ops` from an empty disk. Deterministic in the list."""
     jumping, numbers = JumpingClock(), itertools.count()
     with patch("secrets.token_hex", lambda length: f"{next(numbers):0{2 * length}x}"), patch.object(clock, "time", jumping):
-        game = Game(cell, jumping)
+        game = StoreRun(cell, jumping)
         try:
             for at, op in enumerate(ops):
                 try:

@@ -17,7 +17,7 @@ from ecrl_cli.studies.frame.result import Column, Table, upper_bound
 from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, command, planted
 from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, count, fact, found, mutants_table, size, total, value, yes
 from ecrl_cli.studies.mutants.registry import PLANTED
-from ecrl_cli.studies.store_soak.model_run import Cell, play, shortest
+from ecrl_cli.studies.store_soak.model_run import StoreSetup, play, shortest
 from ecrl_cli.studies.store_soak.operations import SHARES, Op, encoded, program, unrivalled
 
 PROGRAMS = 100  # maximum programs run to find a planted bug
@@ -42,7 +42,7 @@ def _programs(context: StudyContext) -> Iterator[Trial]:
 
 
 def _play(context: StudyContext, trial: Trial) -> dict[str, Any]:
-    store = Cell(trial.facts["mode"], trial.facts["layout"])
+    store = StoreSetup(trial.facts["mode"], trial.facts["layout"])
     ops = program(context.rng(trial.key), trial.facts["ops"])
     played = play(ops, store)
     result: dict[str, Any] = {"ops": len(ops), "wrong": played.wrong, "met": dict(sorted(played.met.items()))}
@@ -52,7 +52,7 @@ def _play(context: StudyContext, trial: Trial) -> dict[str, Any]:
     return result
 
 
-def _shrunk(ops: Sequence[Op], store: Cell, wrong: str) -> tuple[Op, ...]:
+def _shrunk(ops: Sequence[Op], store: StoreSetup, wrong: str) -> tuple[Op, ...]:
     """The shortest program that ends in the same kind of disagreement."""
     kind = wrong.partition(":")[0]
     return shortest(ops, lambda candidate: play(candidate, store).wrong.partition(":")[0] == kind)
@@ -61,7 +61,7 @@ def _shrunk(ops: Sequence[Op], store: Cell, wrong: str) -> tuple[Op, ...]:
 def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:
     """Run programs on the store with the bug until one disagrees."""
     bug = next(each for each in PLANTED if each.name == trial.facts["bug"])
-    store, rng, ops = Cell(bug.mode, bug.layout, bug.name), context.rng(trial.key), 0
+    store, rng, ops = StoreSetup(bug.mode, bug.layout, bug.name), context.rng(trial.key), 0
     for _ in range(PROGRAMS):
         tried = unrivalled(program(rng, context.keys.length))
         played = play(tried, store)

@@ -60,7 +60,7 @@ class Limits:
     second: int
 
 
-class Cell:
+class ModelTrial:
     """A recorded workload with its disk and its oracle."""
 
     def __init__(self, bench: Bench, model: str, judge: RecoveryOracle, limits: Limits, rng: random.Random) -> None:
