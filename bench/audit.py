@@ -3,8 +3,8 @@
 Two jobs: steps of about 10 ms, recorded without digests; steps of about 50 ms with 10 million parameters and AdamW, recorded with digests of
 parameters and optimizer state after every step. Each job runs as three processes of its own: undisturbed, undisturbed again (the A/A control) and
 recorded as `ecrl audit` does it (sitecustomize, one core, one thread). A round lets each do a block of steps while the others wait, in another order
-every time. Ratios are medians of the rounds' ratios of medians. The digest is XXH3 where xxhash is installed, else BLAKE2b of the standard library:
-which one is in the result. Absolute numbers belong to this machine and this minute.
+every time. Ratios are medians of the rounds' ratios of medians. The digest is XXH3 where xxhash is installed, else BLAKE3: which one is
+in the result. Absolute numbers belong to this machine and this minute.
 """
 
 from __future__ import annotations

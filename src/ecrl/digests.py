@@ -10,18 +10,26 @@ import struct
 import sys
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, cast
 
-try:
+try:  # the fastest that the job's environment has
     import xxhash  # type: ignore[import-not-found,unused-ignore]
 
     NAME = "xxh3_128/v3"
 
     def _new() -> Any:
         return xxhash.xxh3_128()
-except ImportError:  # the job's environment need not have it
-    NAME = "blake2b_128/v3"
+except ImportError:
+    try:
+        import blake3
 
-    def _new() -> Any:
-        return hashlib.blake2b(digest_size=16)
+        NAME = "blake3/v3"
+
+        def _new() -> Any:
+            return blake3.blake3()
+    except ImportError:
+        NAME = "blake2b_128/v3"
+
+        def _new() -> Any:
+            return hashlib.blake2b(digest_size=16)
 
 
 def of_named(pairs: Iterable[Tuple[str, Any]]) -> str:

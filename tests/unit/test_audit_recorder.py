@@ -196,6 +196,13 @@ def test_the_recorder_is_written_in_python_3_9(tmp_path: Path) -> None:
         assert not any(isinstance(node, ast.Match) for node in ast.walk(ast.parse(path.read_text())))
 
 
+@pytest.mark.parametrize(("missing", "name"), [(["xxhash"], "blake3/v3"), (["xxhash", "blake3"], "blake2b_128/v3")])
+def test_digests_are_taken_by_the_fastest_that_there_is(missing: list[str], name: str) -> None:
+    code = f"import sys; sys.modules |= dict.fromkeys({missing}); from ecrl import digests; print(digests.NAME, digests.of_named([('a', 1)]) != '')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [name, "True"]
+
+
 def test_a_generator_is_told_apart_by_each_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever its state is read: where it lies in memory, or, in an interpreter that keeps it elsewhere, from what is handed out."""
     draws = {"rng": torch.rand, "rng_python": random.random, "rng_numpy": numpy.random.rand}

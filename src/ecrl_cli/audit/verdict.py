@@ -60,7 +60,7 @@ def judge(references: Iterable[Arm], struck: Iterable[Arm], order: str = "auto")
     references, struck = list(references), list(struck)
     kinds = sorted({str(p.start["digest"]) for arm in (*references, *struck) for p in arm.processes if p.start and p.start.get("digest")})
     if len(kinds) > 1:
-        said = f"recorded with different digests ({', '.join(kinds)}): nothing can be compared; give every process the same xxhash, or none"
+        said = f"recorded with different digests ({', '.join(kinds)}): nothing can be compared; give every process the same of xxhash and blake3"
         found = Finding("deterministic", UNKNOWN, said)
         return AuditVerdict("unknown", said, (found,), (), tuple(judged_arm(arm) for arm in struck), tuple(judged_arm(arm) for arm in references))
     undisturbed = [judged_arm(arm) for arm in references]
