@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from ecrl_cli.checkpoint.format.names import LEASE
-from ecrl_cli.config.schema import ElasticConfig, OptimizerConfig, WriteModeConfig
+from ecrl_cli.config.schema import ElasticConfig, OptimizerConfig, RecoveryConfig, WriteModeConfig
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.records.events import CheckpointLine
-from ecrl_cli.records.journal import Lines
+from ecrl_cli.records.journal import Journal, Lines
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.survivor_records import LOST, LostSamples
 from ecrl_cli.verify import metrics_cache
 from ecrl_cli.verify.checkpoints import checkpoints_accounted, no_bad_checkpoint
 from ecrl_cli.verify.consistency import records_consistent
@@ -31,6 +32,7 @@ from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import RunBuilder, build_blk, build_clean, build_elastic, build_ref, config_of, flip
 from tests.runs.changed import attempts, configured, left, logged, supervised
+from tests.runs.spoilt_clocks import refold
 from tests.runs.spoilt_states import build_states
 from tests.runs.survived import build_lossy
 
@@ -293,6 +295,26 @@ def test_a_survivor_without_its_report_is_missed(sweep: Path) -> None:
         "the survivor report of attempt 0 rank 1 is empty or cannot be read",
     )
     assert_said(told_of(run, survivor_reports=reports | {1: replace(reports[1], torn=1)}), UNKNOWN, "the survivor report of attempt 0 rank 1 is torn")
+
+
+def test_samples_that_nobody_reports_as_lost_end_no_claim(tmp_path: Path) -> None:
+    """A recovery bug from step 12 on, and one line that calls a sample of step 1 lost: equality would be claimed up to there alone."""
+    build_ref(tmp_path)
+    run = build_blk(tmp_path, bug_from=12)
+    journal = Journal(run.attempt(0).lost_samples(0))
+    journal.append(LostSamples(1, LOST, (3,), ("weight",), (1,), "lossy_forward"))
+    journal.close()
+    refold(run)
+    finding = exactly_once(Case(load(run)))
+    assert_said(finding, INVALID, "attempt 0 has samples of step 1 on record as lost, and no survivor reports that step")
+    assert verify_run(run.root).status == INVALID
+
+
+@pytest.mark.parametrize(("recovery", "status"), [("lossy_forward", UNKNOWN), ("checkpoint_restart", INVALID)])
+def test_a_report_may_be_missing_only_where_samples_may_be_lost(sweep: Path, recovery: str, status: str) -> None:
+    lost = Lines((LostSamples(1, LOST, (3,), ("weight",), (1,), "it"),), (b"",), 0)
+    run = left(configured(read(sweep, "blk"), recovery=RecoveryConfig(recovery)), 0, lost_sample_records={0: lost})
+    assert_said(exactly_once(Case(run)), status, "attempt 0 has samples of step 1 on record as lost, and no survivor reports that step")
 
 
 def test_who_had_died_is_not_reported_as_living(sweep: Path) -> None:

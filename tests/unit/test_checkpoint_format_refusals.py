@@ -16,6 +16,7 @@ import torch
 
 from ecrl_cli.checkpoint.capture.rng import capture_rng, packed, restore_rng, unpacked
 from ecrl_cli.checkpoint.format import manifest
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.hashing import Leaf, leaves
 from ecrl_cli.checkpoint.format.image import TensorSpec, header_of
 from ecrl_cli.checkpoint.format.manifest import PartEntry, TensorEntry, read_commit, read_manifest
@@ -136,6 +137,42 @@ def test_records_longer_than_their_limit_are_not_parsed() -> None:
             read(b" " * (limit + 1))
         with pytest.raises(ValueError, match="Expecting value"):
             read(b" " * limit)
+
+
+COMMIT: dict[str, Any] = {
+    "manifest_sha256": "a" * 64,
+    "run_id": "r",
+    "attempt": 0,
+    "global_step": 6,
+    "prev_commit_sha256": "b" * 64,
+}
+
+
+def committed(**changes: Any) -> bytes:
+    """A commit record that matches its own hash."""
+    body = COMMIT | changes
+    return canonical_json(body | {"self_sha256": digest(body)})
+
+
+def test_a_commit_that_names_no_predecessor_or_one_by_its_hash_is_read() -> None:
+    assert read_commit(committed()).prev_commit_sha256 == "b" * 64
+    assert read_commit(committed(prev_commit_sha256=None)).prev_commit_sha256 is None
+    assert read_commit(committed(hmac_sha256="anything")).global_step == 6, "readers without the key ignore it"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (committed(prev_commit_sha256="b" * 63), "not a digest: 'bbb"),
+        (committed(prev_commit_sha256="../step"), "not a digest: '../step'"),
+        (committed(manifest_sha256="A" * 64), "not a digest: 'AAA"),
+        (committed(hmac_sha256=None), "hmac_sha256 is null"),
+        (committed().replace(b'"global_step":6', b'"global_step":7'), "self_sha256 does not match"),
+    ],
+)
+def test_a_commit_beyond_the_rules_is_refused_though_its_hash_is_right(data: bytes, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        read_commit(data)
 
 
 TRAIN: dict[str, Any] = {

@@ -104,3 +104,24 @@ def test_a_slot_is_never_granted_twice(tmp_path: Path, ends: tuple[Channel, Chan
     for _ in granted:
         os.close(right.take_fd())
     store.close()
+
+
+def test_memory_that_is_of_another_size_is_replaced(tmp_path: Path, ends: tuple[Channel, Channel]) -> None:
+    """Larger or smaller: the one who saves maps as many bytes as its state has."""
+    left, right = ends
+    store = CheckpointStore(tmp_path / "checkpoints")
+    with listen(tmp_path / ".writer") as listener:
+        writer = Writer(RunLayout(tmp_path), store, listener)
+        granted = []
+        for nbytes in (8192, 8192, 4096, 8192):
+            client = WriterConnection(left)
+            client.nbytes, client.slots = nbytes, 1
+            writer._current = client
+            writer._provide_all(client)
+            granted += right.receive(wait=False) or []
+            received = os.fstat(fd := right.take_fd())
+            granted[-1]["file"] = (received.st_size, received.st_ino)
+            os.close(fd)
+    assert [(message["nbytes"], message["file"][0]) for message in granted] == [(8192, 8192), (8192, 8192), (4096, 4096), (8192, 8192)]
+    assert granted[0]["file"] == granted[1]["file"] != granted[3]["file"]
+    store.close()

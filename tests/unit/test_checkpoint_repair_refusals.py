@@ -67,6 +67,22 @@ def image_of_chunks() -> Any:
     return synthetic_image(1, 6, synthetic_plan(300_000, 200_000))
 
 
+@pytest.mark.parametrize(
+    ("size", "chunks", "words"), [(3 * CHUNK, (), ""), (3 * CHUNK - 1, (), ""), (2 * CHUNK + 1, (), ""), (2 * CHUNK + 1, (1,), "chunk 1 of")]
+)
+def test_a_file_that_ends_early_has_no_damage_in_what_is_left_of_its_last_chunk(
+    tmp_path: Path, size: int, chunks: tuple[int, ...], words: str
+) -> None:
+    path = store_at(tmp_path).save(image_of_chunks(), 0).path
+    whole = (path / MODEL).stat().st_size
+    os.truncate(path / MODEL, size)
+    for chunk in chunks:
+        flip(path / MODEL, chunk * CHUNK + 5000, 1)
+    (finding,) = diagnose(path).findings
+    assert (finding.chunks, finding.repairable) == (chunks, False)
+    assert f"ends {whole - size} bytes early, at byte {size}" in finding.text and words in finding.text
+
+
 @pytest.mark.parametrize(("start", "changed"), [(0, {7: 3}), (100, {4: 1, 0: 1}), (108, {}), (92, {8: 1, 12: 1})])
 def test_bits_are_turned_back_where_they_lie_in_the_file(start: int, changed: dict[int, int]) -> None:
     """Of a piece of eight bytes, or more, that begins at `start`."""

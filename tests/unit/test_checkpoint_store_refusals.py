@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.store import catalog
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, save_and_record, submitted
 from ecrl_cli.checkpoint.store.fencing import FencingToken
@@ -29,7 +30,8 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.storage.fs import PosixFs
-from tests.unit.checkpoint_support import commit, image, store_at
+from tests.conftest import comes_true
+from tests.unit.checkpoint_support import CONFIG, commit, image, store_at
 
 # The log of the checkpoints
 
@@ -263,6 +265,23 @@ def test_a_name_that_was_taken_during_a_save_is_looked_at(tmp_path: Path, monkey
     assert [path.name for path in sorted(store.root.iterdir()) if not path.name.startswith(".attempt")] == ["step_00000006"]
 
 
+def test_what_a_newer_attempt_may_have_chosen_is_not_taken_back(tmp_path: Path) -> None:
+    """It claims the store while the name of a save is made durable, which fails."""
+
+    class Unsynced(PosixFs):
+        def fsyncdir(self, path: Path) -> None:
+            if path.name == "checkpoints":
+                newer.claim(1)
+                raise StorageError.of("fsync of the directory", str(path), OSError(errno.EIO, "no"))
+            super().fsyncdir(path)
+
+    newer = store_at(tmp_path)
+    store = CheckpointStore(newer.root, CONFIG, Unsynced())
+    with pytest.raises(Fenced):
+        store.save(image(6), 0)
+    assert newer.verify(newer.root / "step_00000006").ok
+
+
 def test_memory_that_does_not_suffice_is_a_reason_to_refuse() -> None:
     with pytest.raises(CheckpointRejected, match="tensors: does not fit into memory"), layer("tensors"):
         raise MemoryError
@@ -304,7 +323,7 @@ def connected(layout: RunLayout) -> Iterator[tuple[WriterClient, Channel]]:
     """A client, and the writer's end of its connection."""
     layout.logs.mkdir(parents=True, exist_ok=True)
     with listen(layout.writer) as listener:
-        client = WriterClient(layout, lambda memory: None)  # type: ignore[arg-type, return-value]
+        client = WriterClient(layout, lambda memory: memory)  # type: ignore[arg-type, return-value]
         channel = Channel(listener.accept()[0])
     try:
         yield client, channel
@@ -339,6 +358,29 @@ def test_a_writer_that_has_ended_is_gone_for_all_that_wait(layout: RunLayout) ->
         with pytest.raises(WriterGone, match="the background writer has ended"):
             for _ in range(3):
                 client.submit(0, image(6))
+
+
+def test_a_refusal_is_no_end_of_the_writer(layout: RunLayout) -> None:
+    with connected(layout) as (client, writer):
+        writer.send({"kind": "refused", "code": StorageError.code, "key": "k", "fact": "the fact", "remedy": "r"})
+        with pytest.raises(StorageError):
+            client.take()
+        assert not client.gone
+        writer.socket.shutdown(socket.SHUT_RDWR)
+        assert comes_true(lambda: client.gone)
+
+
+def test_a_buffer_of_a_writer_that_has_ended_is_not_taken(layout: RunLayout) -> None:
+    memory = Memory.create(4096)
+    with connected(layout) as (client, writer):
+        writer.send({"kind": "grant", "slot": 0, "nbytes": 4096, "memory": True}, memory.fd)
+        assert client.take()[0] == 0
+        writer.send({"kind": "grant", "slot": 0, "nbytes": 4096, "memory": False})
+        writer.socket.shutdown(socket.SHUT_RDWR)
+        assert comes_true(lambda: client.gone)
+        with pytest.raises(WriterGone):
+            client.take()
+    memory.close()
 
 
 def test_a_save_is_in_flight_until_its_end_is_told(layout: RunLayout) -> None:

@@ -12,7 +12,7 @@ from ecrl_cli.checkpoint.format.train_document import tensor_digests
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.data.order import epoch_order, position, shard, steps_per_epoch, window
 from ecrl_cli.failures.registry import recorded_kind
-from ecrl_cli.history.membership import continuing_ranks, successor
+from ecrl_cli.history.membership import continuing_ranks, lost_lines, successor
 from ecrl_cli.records.events import Attempt, RankLine
 from ecrl_cli.records.survivor_records import SURVIVED, SURVIVORS, AppliedSamples, RedoneStep, SurvivorReport
 from ecrl_cli.verify.rank_spans import ROUNDING_S
@@ -63,6 +63,7 @@ def _survival(case: Case, a: Attempt, notes: FindingBuilder) -> set[Line]:
     count = len(reports)
     reports = {rank: t for rank, t in reports.items() if _check_report(case, a, rank, t, notes)}
     if not reports:
+        _check_unreported(case, a, notes)
         return set()
     first, first_report = min(reports.items())
     agreed, relied_on = count == len(reports), a.outcome == SURVIVED  # otherwise all restart from a checkpoint
@@ -92,6 +93,14 @@ def _complete_reports(case: Case, a: Attempt, notes: FindingBuilder) -> Reports:
         else:
             reports[rank] = lines.events[0]
     return reports
+
+
+def _check_unreported(case: Case, a: Attempt, notes: FindingBuilder) -> None:
+    """Samples on record as lost end what is claimed of the trajectory: only a survivor's report says how they came to be lost."""
+    lines = [line for attempt, line in lost_lines(case.run, case.path) if attempt == a.attempt]
+    if lines:
+        note = notes.missing if recovery_of(case.run.stored.config).loses_samples else notes.broken
+        note(f"attempt {a.attempt} has samples of step {lines[0].global_step} on record as lost, and no survivor reports that step")
 
 
 def _check_went_on(case: Case, a: Attempt, reports: Reports, notes: FindingBuilder) -> None:
