@@ -45,17 +45,8 @@ check: $(READY) docs  ## ruff, mypy strict, the architecture, the documentation
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest -q tests/test_architecture.py
 
-bench: $(READY)  ## measure: checkpoint stall, the store, the scrub, answers to bad input, the page of 72 runs, snapshots in memory, fixed replicas, recoveries, recording (JSON)
-	$(VENV)/bin/python bench/stall.py
-	$(VENV)/bin/python bench/store.py
-	$(VENV)/bin/python bench/scrub.py
-	$(VENV)/bin/python bench/bad_input.py
-	$(VENV)/bin/python -m bench.audit
-	$(VENV)/bin/python -m bench.page
-	$(VENV)/bin/python -m bench.in_memory
-	$(VENV)/bin/python bench/replicas.py
-	$(VENV)/bin/python -m bench.goodput
-	$(VENV)/bin/python -m bench.spares
+bench: $(READY)  ## measure what is fast and what is not: the JSON of each bench, and one table of all goals; about 25 minutes on an idle machine
+	$(VENV)/bin/python -m bench
 
 studies: $(READY)  ## every study at its default size (a few are recorded larger: config/studies.py), and their report
 	$(ECRL) study -m study=$(STUDIES) run_dir=outputs/studies; code=$$?; $(ECRL) report outputs/studies && exit $$code

@@ -10,8 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from bench.goals import at_most
 from tests.e2e.bad_input_rows import ROWS, Row
 
 LIMIT_S = 2.0
@@ -34,7 +33,8 @@ def seconds(row: Row) -> float:
 def main() -> int:
     times = {f"{index:02d}: {row.name}": round(seconds(row), 3) for index, row in enumerate(ROWS)}
     worst = max(times.values())
-    print(json.dumps({"limit_s": LIMIT_S, "worst_s": worst, "median_s": sorted(times.values())[len(times) // 2], "seconds": times}, indent=2))
+    goals = {"seconds to the slowest answer": at_most(worst, LIMIT_S)}
+    print(json.dumps({"bench": "bad_input", "goals": goals, "median_s": sorted(times.values())[len(times) // 2], "seconds": times}, indent=2))
     return 0 if worst < LIMIT_S else 1
 
 

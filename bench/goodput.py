@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench.goals import at_least
 from bench.runs import deaths, machine, train
 
 from ecrl_cli.history.load import RunRecords
@@ -126,7 +127,7 @@ def summary(clean: list[Found], found: dict[str, list[tuple[Found, float]]]) -> 
     conclusive = abs(control - 1) <= CONCLUSIVE
     return {
         "best": best,
-        "goals": {"bound / wall of the best arm": {"at_least": GOAL, "reached": reached, "met": reached >= GOAL}},
+        "goals": {"bound / wall of the best arm": at_least(reached, GOAL)},
         "arms": arms,
         "detection_s": round(detection_s, 4),
         "clean_wall_s": [round(each.wall_s, 3) for each in clean],

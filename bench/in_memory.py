@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from bench.goals import at_most
 from bench.stall import WORLD, Bench, begun, median_ratio, memory_copy, writer_of
 
 from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
@@ -137,7 +138,7 @@ def summary(seconds: dict[str, list[float]], again: dict[str, float]) -> dict[st
     conclusive = abs(control - 1) <= 0.03
     return {
         "ratios": {name: round(value, 4) for name, value in ratios.items()},
-        "goals": {name: {"at_most": goal, "met": ratios[name] <= goal} for name, goal in GOALS.items()},
+        "goals": {name: at_most(ratios[name], goal) for name, goal in GOALS.items()},
         "controls": {"A/A: step without / step without": round(control, 4)},
         "conclusive": conclusive,
         "note": "" if conclusive else "inconclusive: two identical arms differ by more than 3%; something else runs on this machine",

@@ -1,4 +1,4 @@
-"""The job that bench/audit.py records: `python bench/recorded_job.py WIDTH MS` reads orders from standard input, line by line, and answers each with
+"""The job that bench/audit.py records: `python -m bench.recorded_job WIDTH MS` reads orders from standard input, line by line, and answers each with
 one line of JSON: `calibrate` (how many multiplications fill a step up to MS), `fill N` (do so many in each), `steps N` (the seconds of each of N).
 """
 

@@ -1,4 +1,4 @@
-"""What world-size-invariant training costs: `python bench/replicas.py` measures, with interleaved arms, and prints JSON.
+"""What world-size-invariant training costs: `python -m bench.replicas` measures, with interleaved arms, and prints JSON.
 
 For each number of processes W (gloo, CPU, one thread each) the product's own learners train ResNet-18 on random images, the global batch being the
 same for every W. Arms: plain DDP (twice: the A/A control), replicas with V = W (one each: what the exchange costs) and with V = 8 (what

@@ -1,4 +1,4 @@
-"""What a scrub costs, and what it finds: `python bench/scrub.py` measures in one run with interleaved arms, and prints JSON.
+"""What a scrub costs, and what it finds: `python -m bench.scrub` measures in one run with interleaved arms, and prints JSON.
 
 Two checkpoints of ResNet-50's size (model and momentum, 195 MiB each). Arms, the order reversed every other round: our scrub (twice: the A/A
 control), `--deep`, reading the same files by direct I/O and from the page cache, BLAKE3 of the same bytes in memory with a thread per core; and
@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from bench.goals import at_most
 from blake3 import blake3
 
 from ecrl_cli.checkpoint.format.hashing import workers
@@ -165,7 +166,7 @@ def summary(found: dict[str, list[float]], nbytes: int) -> dict[str, Any]:
     conclusive = abs(controls["A/A: scrub / scrub"] - 1) <= 0.03
     return {
         "ratios": {name: round(value, 4) for name, value in ratios.items()},
-        "goals": {name: {"at_most": GOAL, "met": value <= GOAL} for name, value in ratios.items()},
+        "goals": {name: at_most(value, GOAL) for name, value in ratios.items()},
         "controls": {name: round(value, 4) for name, value in controls.items()},
         "conclusive": conclusive,
         "note": "" if conclusive else "inconclusive: two identical arms differ by more than 3%; something else runs on this machine",

@@ -26,6 +26,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench.goals import at_most
 from bench.runs import deaths, first_line, machine, train
 
 from ecrl_cli.history.load import RunRecords
@@ -94,7 +95,7 @@ def summary(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     conclusive = abs(control - 1) <= CONCLUSIVE
     return {
         "ratios": {name: round(value, 4) for name, value in medians.items()},
-        "goals": {RATIO: {"below": GOAL, "met": reached < GOAL}},
+        "goals": {RATIO: at_most(reached, GOAL)},
         "controls": {"A/A: torchrun / torchrun": round(control, 4)},
         "each_round": {name: [round(value, 4) for value in values] for name, values in ratios.items()},
         "conclusive": conclusive,

@@ -1,4 +1,4 @@
-"""What a checkpoint costs the training: `python bench/stall.py` measures, in one run with interleaved arms, and prints JSON.
+"""What a checkpoint costs the training: `python -m bench.stall` measures, in one run with interleaved arms, and prints JSON.
 
 Two DDP processes (gloo, CPU) train ResNet-18 with SGD momentum on random images. Arms: no checkpoint (twice: the A/A control), blocking,
 overlapped, torch.distributed.checkpoint's async_save (on a gloo group of its own: on the training group it deadlocks), and the naive overlapped
@@ -30,6 +30,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 import torch.nn.functional as F
+from bench.goals import at_most
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import resnet18
 
@@ -285,7 +286,7 @@ def summary(seconds: dict[str, list[float]], layout: RunLayout) -> dict[str, Any
     conclusive = abs(control["A/A: step without / step without"] - 1) <= 0.03
     return {
         "ratios": {name: round(value, 4) for name, value in ratios.items()},
-        "goals": {name: {"at_most": goal, "aim": aim, "met": ratios[name] <= goal} for name, (goal, aim) in GOALS.items()},
+        "goals": {name: at_most(ratios[name], goal) | {"aim": aim} for name, (goal, aim) in GOALS.items()},
         "controls": {name: round(value, 4) for name, value in control.items()},
         "conclusive": conclusive,
         "note": "" if conclusive else "inconclusive: two identical arms differ by more than 3%; something else runs on this machine",

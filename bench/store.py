@@ -1,4 +1,4 @@
-"""How fast the store saves: `python bench/store.py` measures, in one run with interleaved arms, and prints JSON.
+"""How fast the store saves: `python -m bench.store` measures, in one run with interleaved arms, and prints JSON.
 
 The state of ResNet-50 with momentum (about 195 MB), from live tensors to acknowledged: ECRL's group (atomic_dirsync, every hash, captured into a
 reused shared slot as the strategies do), torch.distributed.checkpoint.save, and torch.save made durable (sync, rename, directory sync); and the
@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from bench.goals import at_most
 from blake3 import blake3
 from torchvision.models import resnet50
 
@@ -225,7 +226,7 @@ def summary(large: dict[str, list[float]], tiny: dict[str, list[float]], nbytes:
     everything = {**large, **{f"small {name}": values for name, values in tiny.items()}}
     return {
         "ratios": {name: round(value, 4) for name, value in ratios.items()},
-        "goals": {name: {"at_most": goal, "met": ratios[name] <= goal} for name, goal in GOALS.items()},
+        "goals": {name: at_most(ratios[name], goal) for name, goal in GOALS.items()},
         "controls": {name: round(value, 4) for name, value in control.items()},
         "conclusive": conclusive,
         "note": "" if conclusive else "inconclusive: two identical arms differ by more than 3%; something else runs on this machine",
