@@ -137,6 +137,9 @@ class Fenced(EcrlError):
     code = "fenced"
 
 
+STOPPED = (130, 143)  # exit codes of what was stopped by a signal and can be resumed
+
+
 class Stopped(EcrlError):
     """Stopped by a signal; `exit_code` is 128 + the signal number, SIGTERM's for SIGHUP."""
 
@@ -144,4 +147,4 @@ class Stopped(EcrlError):
 
     def __init__(self, key: str, fact: str, remedy: str = "", *, code: str = "") -> None:
         super().__init__(key, fact, remedy, code=code)
-        self.exit_code = 130 if key == "SIGINT" else 143
+        self.exit_code = STOPPED[0] if key == "SIGINT" else STOPPED[1]

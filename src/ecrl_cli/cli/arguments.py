@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from hydra.errors import HydraException
 
 from ecrl_cli.cli.console import Parser
 from ecrl_cli.cli.launcher_settings import PREFIX, is_engine, split
+from ecrl_cli.config.codec import flat
 from ecrl_cli.config.conf_paths import installed_dirs
 from ecrl_cli.config.keys import RESERVED, is_known, reserved, unknown_key
 from ecrl_cli.config.registry import did_you_mean
@@ -166,12 +167,4 @@ def values(override: Override) -> list[Any]:
 
 def typed(overrides: Iterable[Override]) -> frozenset[str]:
     """The dotted keys and groups that `overrides` set; a mapping counts key by key."""
-    return frozenset(key for override in overrides for value in values(override) for key in _keys(override.key_or_group, value))
-
-
-def _keys(key: str, value: Any) -> Iterator[str]:
-    if isinstance(value, dict) and value:
-        for name, item in value.items():
-            yield from _keys(f"{key}.{name}", item)
-    else:
-        yield key
+    return frozenset(key for override in overrides for value in values(override) for key, _ in flat(value, override.key_or_group))

@@ -11,7 +11,7 @@ from typing import Any
 from ecrl_cli.cli.prepare import Say, TrainPlan
 from ecrl_cli.cli.submission import Engine, submit
 from ecrl_cli.config.omegaconf_bridge import yaml_text
-from ecrl_cli.errors import EcrlError, RunHeld
+from ecrl_cli.errors import STOPPED, EcrlError, RunHeld
 from ecrl_cli.records.layout import REFERENCES, RunLayout, SweepLayout
 from ecrl_cli.runs.reference_training import announcement, lacking
 from ecrl_cli.runs.run import RunContext, RunResult, failed, run
@@ -59,19 +59,14 @@ class Jobs:
     def _train_references(self) -> None:
         """Trains the missing reference runs, after the runs that were asked for. Their results are added to `results`."""
         missing = lacking((self._plan.runs[name] for name, result in self.results.items() if result.exit_code == 0), References())
-        if not missing or exit_code(self.results) in (130, 143):
+        if not missing or exit_code(self.results) in STOPPED:
             return
         self.references = {f"{REFERENCES}/{where.name}": where for where in missing}
 
         def start(name: str) -> RunResult:
             reference, records = missing[self.references[name]]
             self._say(announcement(self.references[name], records))
-            try:
-                return run(reference, self._context)
-            except KeyboardInterrupt:
-                return RunResult(130, "stopped", "stopped by SIGINT")
-            except Exception as error:  # an internal error here must not fail the runs that the reference is for
-                return self._failed(error)
+            return self._outcome(lambda: run(reference, self._context))
 
         if self._plan.swept:
             found = self._sweep({name: missing[where][0] for name, where in self.references.items()}, start)
@@ -95,13 +90,21 @@ class Jobs:
             planned = replace(planned, checked=False)
         self._begun = True
         self._say(f"{name}: {planned.layout.root}")
-        try:
+
+        def start() -> RunResult:
             link_run_dir(planned)
             self._record(planned.layout, self._plan.cells[name].composed)
             return run(planned, self._context)
+
+        return self._outcome(start)
+
+    def _outcome(self, start: Callable[[], RunResult]) -> RunResult:
+        """The result of `start`. An internal error in one run must not end the others, nor fail the runs that a reference is for."""
+        try:
+            return start()
         except KeyboardInterrupt:
-            return RunResult(130, "stopped", "stopped by SIGINT")
-        except Exception as error:  # an internal error in one run must not end the others
+            return RunResult(STOPPED[0], "stopped", "stopped by SIGINT")
+        except Exception as error:
             return self._failed(error)
 
     def _record(self, layout: RunLayout, composed: Mapping[str, Any]) -> None:

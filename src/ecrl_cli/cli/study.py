@@ -22,13 +22,13 @@ from ecrl_cli.config.machine import check_torch
 from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.config.studies import study_keys
 from ecrl_cli.config.study import StudyConfig, build_study, study_id, study_name
-from ecrl_cli.errors import ConfigError, EcrlError, shown
+from ecrl_cli.errors import STOPPED, ConfigError, EcrlError, shown
 from ecrl_cli.studies.frame.registry import names
 
 PRIMARY = "study"
 ALL = "all"
 _AROUND = tuple(f.name for f in dataclasses.fields(StudyConfig))
-_WORST_FIRST = (130, 143, 1, 5, 2, 3, 0)
+_WORST_FIRST = (*STOPPED, 1, 5, 2, 3, 0)
 
 
 def study(argv: Sequence[str], *, say: Callable[[str], None] = say) -> int:
@@ -57,7 +57,7 @@ def study(argv: Sequence[str], *, say: Callable[[str], None] = say) -> int:
                 raise
             say(f"{config.name}: error: {error.line()}")
             codes[str(place)] = error.exit_code
-        if codes[str(place)] in (130, 143):
+        if codes[str(place)] in STOPPED:
             break
     if arguments.json:
         sys.stdout.write(json.dumps({place: _result(Path(place)) | {"exit_code": code} for place, code in codes.items()}, indent=2) + "\n")

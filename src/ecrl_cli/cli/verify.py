@@ -34,7 +34,6 @@ from ecrl_cli.verify.verdict import render
 from ecrl_cli.verify.verify_run import named, verify_run
 
 _EXIT = {"valid": 0, "invalid": 1, "unknown": 3}
-_STOPPED = (130, 143)
 _WORST_FIRST = (5, 4, 1, 2, 3, 0)
 _OK, _INVALID, _NONE_VALID, _STORAGE = 0, 1, 4, 5
 _STATUS = {_OK: "valid", _INVALID: "invalid", _NONE_VALID: "no valid checkpoint"}
@@ -197,7 +196,7 @@ def train_references(runs: Sequence[Path], known: References) -> int:
             reference, records = due
             say(announcement(reference.layout.root, records))
             result = run(reference, RunContext(say, launchers))
-            if result.exit_code in _STOPPED:
+            if result.stopped:
                 say("the same command trains it again")
                 return result.exit_code
     finally:

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import types
 import typing
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar, Union
 
@@ -127,3 +128,12 @@ def _expect(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"{where} is {shown(value)}, not {kind.__name__}")
     return value
+
+
+def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested mappings as (dotted key, value)."""
+    if isinstance(value, Mapping) and value:
+        for name, item in value.items():
+            yield from flat(item, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value

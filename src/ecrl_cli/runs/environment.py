@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from ecrl_cli import __version__
+from ecrl_cli.config.codec import flat
 from ecrl_cli.errors import EcrlError, shown
 from ecrl_cli.records.digests import source_sha256
 from ecrl_cli.records.journal import read_json
@@ -128,12 +129,3 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any], ignored: Coll
     below = tuple(f"{name}." for name in ignored)
     keys = [key for key in {**a, **b} if key not in ignored and not key.startswith(below) and a.get(key) != b.get(key)]
     return [f"{key} {shown(a.get(key), 20)} there and {shown(b.get(key), 20)} here" for key in keys]
-
-
-def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested mappings as (dotted key, value)."""
-    if isinstance(value, Mapping) and value:
-        for name, item in value.items():
-            yield from flat(item, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, value

@@ -13,7 +13,7 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.preflight import prepare
-from ecrl_cli.errors import EcrlError, NoProgress, NoValidCheckpoint, RecordError, RunHeld, Stopped, StorageError
+from ecrl_cli.errors import STOPPED, EcrlError, NoProgress, NoValidCheckpoint, RecordError, RunHeld, Stopped, StorageError
 from ecrl_cli.failures.plan import describe
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.linux.clock import monotonic
@@ -61,6 +61,11 @@ class RunResult:
     exit_code: int
     status: str
     reason: str
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal stopped it: the same command resumes it."""
+        return self.exit_code in STOPPED
 
 
 FINISHED = RunResult(0, "completed_prev", "finished before")

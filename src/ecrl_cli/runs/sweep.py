@@ -13,21 +13,18 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ecrl_cli.config.codec import encode
+from ecrl_cli.config.codec import encode, flat
 from ecrl_cli.config.estimates import human_seconds
 from ecrl_cli.config.identity import suite_of
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import EcrlError, RecordError
+from ecrl_cli.errors import STOPPED, EcrlError, RecordError
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.records.safe_read import read_whole
-from ecrl_cli.runs.environment import flat
 from ecrl_cli.runs.run import FINISHED, RunResult, finished
 from ecrl_cli.runs.run_plan import RunPlan
 from ecrl_cli.storage.files import write_whole
 from ecrl_cli.supervision.run_lock import run_lock
-
-_STOPPED = (130, 143)
 
 
 @dataclass(frozen=True)
@@ -170,14 +167,14 @@ def _sweep(layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult]
         results[name] = result = start(name)
         manifest.record(name, status(result), do.notes.get(name, "") if result.exit_code == 0 else result.reason)
         progress.ended(name, status(result))
-        if result.exit_code in _STOPPED:
+        if result.stopped:
             break
     return {name: results[name] for name in do.runs if name in results}
 
 
 def status(result: RunResult) -> str:
     """The manifest status of `result`. A stopped run can be resumed, so it is pending."""
-    if result.exit_code in _STOPPED:
+    if result.stopped:
         return "pending"
     if result.exit_code:
         return "failed"
@@ -187,7 +184,7 @@ def status(result: RunResult) -> str:
 def exit_code(results: dict[str, RunResult]) -> int:
     """0 if every run ended well, else that of the first that did not; a stop (130, 143) comes before all others."""
     codes = [result.exit_code for result in results.values()]
-    return next((code for code in codes if code in _STOPPED), next((code for code in codes if code), 0))
+    return next((code for code in codes if code in STOPPED), next((code for code in codes if code), 0))
 
 
 KINDS = ("done", "running", "failed", "left")
