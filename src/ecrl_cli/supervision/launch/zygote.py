@@ -31,7 +31,8 @@ MESSAGE_BYTES = 65536
 def preload(config: RunConfig) -> tuple[str, ...]:
     """The heavy modules that the ranks of `config` import besides torch."""
     vision = config.model.name.startswith("resnet") or config.dataset.name in ("cifar10", "cifar100", "imagefolder", "fake")
-    return (WORKER, "ecrl_cli.training.session", *(("torchvision",) if vision else ()))
+    first_step = "torch._dynamo"  # the first optimizer step of a process imports it: 1.5 s
+    return (WORKER, "ecrl_cli.training.session", first_step, *(("torchvision",) if vision else ()))
 
 
 class ZygoteProcess:

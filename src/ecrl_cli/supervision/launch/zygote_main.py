@@ -13,7 +13,6 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch._dynamo  # noqa: F401 - the first optimizer step of a process imports it: 1.5 s
 from torch._C._distributed_c10d import TCPStore
 
 from ecrl_cli.linux.clock import monotonic
