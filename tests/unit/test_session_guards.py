@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.reaper import RUNNING, marked
 
 ROOT = Path(__file__).parents[2]
 PYTEST = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "--rootdir", "."]
+MINE = "ECRL_TEST_OF_INTERRUPTION_BY_"  # begins the name of a variable in the environment of a session that is interrupted
 A_WORKER = ["-n", "1", "--dist", "loadfile", "--no-loadscope-reorder"]
 
 HANGING = """
@@ -95,23 +97,38 @@ def test_a_test_that_reaches_its_limit_fails_alone(tmp_path: Path) -> None:
     assert "reached its limit of 0.5 s" in ended.stdout and "cannot be interrupted" in ended.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_session_leaves_no_process_and_no_temporary_file(tmp_path: Path, number: signal.Signals) -> None:
-    (tmp_path / "test_waiting.py").write_text(WAITING)
-    mine = "ECRL_TEST_OF_INTERRUPTION"
-    with subprocess.Popen(
-        [*PYTEST, *A_WORKER, "test_waiting.py"],
-        cwd=tmp_path,
-        env={**environment(), mine: "1", "TMPDIR": str(tmp_path)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as session:
-        assert comes_true((tmp_path / "child").exists)
-        assert int((tmp_path / "child").read_text()) in marked(mine)
-        session.send_signal(number)
-    assert comes_true(lambda: not marked(mine))
-    assert comes_true(lambda: not processes_of(tmp_path)) and not list(tmp_path.glob("ecrl-tests-*"))
-    assert not list(tmp_path.glob("torchelastic_*"))
+INTERRUPTIONS = (signal.SIGINT, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[signal.Signals, Path]:
+    """The folder of a session for each signal, which has got it while a test waited for a process. All at once: what they leave is waited for."""
+    folders = {number: tmp_path_factory.mktemp(number.name) for number in INTERRUPTIONS}
+    with ExitStack() as stack:
+        sessions = {}
+        for number, folder in folders.items():
+            (folder / "test_waiting.py").write_text(WAITING)
+            sessions[number] = stack.enter_context(
+                subprocess.Popen(
+                    [*PYTEST, *A_WORKER, "test_waiting.py"],
+                    cwd=folder,
+                    env={**environment(), f"{MINE}{number.name}": "1", "TMPDIR": str(folder)},
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            )
+        for number, folder in folders.items():
+            assert comes_true((folder / "child").exists)
+            assert int((folder / "child").read_text()) in marked(f"{MINE}{number.name}")
+            sessions[number].send_signal(number)
+    return folders
+
+
+@pytest.mark.parametrize("number", INTERRUPTIONS)
+def test_an_interrupted_session_leaves_no_process(interrupted: dict[signal.Signals, Path], number: signal.Signals) -> None:
+    folder = interrupted[number]
+    assert comes_true(lambda: not marked(f"{MINE}{number.name}"))
+    assert comes_true(lambda: not processes_of(folder)) and not list(folder.glob("ecrl-tests-*"))
 
 
 def test_signals_are_as_on_a_terminal_wherever_pytest_was_started(tmp_path: Path) -> None:
