@@ -60,8 +60,10 @@ def test_a_stopped_run_of_before_goes_on(sweep: Path) -> None:
         "reference=none",
     ]
     words += ["state_digests=false", "ddp.find_unused_parameters=true"]  # as they were; the refusal names what 0.2.0 decides otherwise
-    run_ecrl(sweep, "train", *words, f"run_dir={sweep / 'stopped'}")
+    done = run_ecrl(sweep, "train", *words, f"run_dir={sweep / 'stopped'}")
+    assert done.stderr.endswith(f"next: ecrl verify {sweep / 'stopped'}\n")
     attempts = json.loads((sweep / "stopped" / "supervisor.json").read_text(encoding="utf-8"))["attempts"]
     assert attempts[-1]["resumed_from_step"] == 10
     status = {finding.promise: finding.status for finding in verify_run(sweep / "stopped").findings}
     assert (status["exactly-once"], status["no-acknowledged-loss"], status["target-reached"]) == ("valid", "valid", "valid")
+    assert status["checkpoints-accounted"] == status["state-consistent"] == "valid", "hashed by SHA-256 as the run began"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ecrl_cli.config import convert
 from ecrl_cli.config.build import build
 from ecrl_cli.config.codec import encode
-from ecrl_cli.config.keys import leaves
+from ecrl_cli.config.keys import leaves, unknown_key
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
 
@@ -93,6 +93,18 @@ def test_an_installed_package_adds_names(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_unknown_key_is_named_with_the_nearest_one() -> None:
     with pytest.raises(ConfigError, match=r"unknown key 'checkpoint.evry'; did you mean checkpoint.every\?"):
         build({"checkpoint": {"evry": 5}})
+
+
+@pytest.mark.parametrize(
+    ("key", "ours"), [("optimizer.learning_rate", "optimizer.lr"), ("batch_size", "global_batch"), ("checkpoint.save_steps", "checkpoint.every")]
+)
+def test_a_name_that_other_trainers_use_is_answered_with_ours(key: str, ours: str) -> None:
+    assert unknown_key(key).remedy == f"did you mean {ours}?"
+
+
+def test_a_name_that_nobody_registered_is_answered_with_the_nearest_or_with_how_to_add_it() -> None:
+    for name, remedy in (("resnet51", "did you mean resnet50?"), ("gpt", "an entry point in ecrl.models: see CONTRIBUTING.md")):
+        assert remedy in refusal(model__name=name)
 
 
 @pytest.mark.parametrize("key", ["_target_", "_partial_", "_recursive_"])

@@ -35,7 +35,7 @@ def test_plain_lines_tell_start_progress_failure_restart_and_end() -> None:
     assert said[0] == "cell: attempt 0: 2 ranks from the beginning, target step 100"
     assert "cell: attempt 0 ended at step 42: rank 1 was killed by signal 9" in said
     assert "cell: restart, attempt 1: 2 ranks from step 40, target step 100" in said
-    assert said[-1] == "cell: completed after 1 restarts: target reached"
+    assert said[-1] == "cell: completed after 1 restart: target reached"
     assert [line for line in said if "/100" in line][:2] == ["cell: step 10/100, loss 0.1000", "cell: step 20/100, loss 0.0500"]
     assert len([line for line in said if "/100" in line]) == 10
 

@@ -65,6 +65,6 @@ def _run(plan: TrainPlan, *, debug: bool, as_json: bool, say: Say) -> int:
     if as_json:
         ended = {name: {"run_dir": str(jobs.folder(name)), **encode(result)} for name, result in jobs.results.items()}
         sys.stdout.write(json.dumps(ended, indent=2) + "\n")
-    elif plan.swept:
-        say(f"next: ecrl verify {plan.folder}; ecrl report {plan.folder}")
+    else:
+        say(f"next: ecrl verify {plan.folder}; ecrl report {plan.folder}" if plan.swept else f"next: ecrl verify {plan.folder}")
     return exit_code(jobs.results)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ecrl_cli.config.keys import unknown_key
 from ecrl_cli.config.limits import LIMITS, RANKS, STEPS, out_of_range
+from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.errors import ConfigError, shown
 
 T = TypeVar("T")
@@ -137,7 +138,9 @@ def _check_range(key: str, value: Any, rule: Mapping[str, Any]) -> None:
     if "choices" in rule and value not in rule["choices"]:
         installed = sorted(point.name for point in entry_points(group=rule["group"])) if rule.get("group") else []
         if value not in installed:
-            raise ConfigError(key, f"must be one of {', '.join((*rule['choices'], *installed))}, got {shown(value)}")
+            names = (*rule["choices"], *installed)
+            own = f"one of your own joins by an entry point in {rule['group']}: see CONTRIBUTING.md" if rule.get("group") else ""
+            raise ConfigError(key, f"must be one of {', '.join(names)}, got {shown(value)}", did_you_mean(str(value), names) or own)
     bounds = _bounds(rule, isinstance(value, float))
     if bounds and not _inside(value, rule):
         raise ConfigError(key, f"must be {bounds}, got {value}", _REMEDIES.get(key, ""))

@@ -52,7 +52,26 @@ def unknown_key(key: str, more: Iterable[str] = ()) -> ConfigError:
     return ConfigError(key, f"unknown key {shown(misspelt)}", remedy or "`ecrl train --cfg job` shows every key")
 
 
+# What other trainers call it.
+_ELSEWHERE = {
+    "learning_rate": "optimizer.lr",
+    "wd": "optimizer.weight_decay",
+    "batch_size": "global_batch",
+    "train_batch_size": "global_batch",
+    "steps": "target_steps",
+    "max_steps": "target_steps",
+    "epochs": "target_steps",
+    "save_steps": "checkpoint.every",
+    "nproc_per_node": "world_size",
+    "num_processes": "world_size",
+    "nnodes": "supervision.nodes",
+    "max_restarts": "supervision.max_restarts",
+}
+
+
 def _suggestion(key: str, known: list[str]) -> str:
+    if elsewhere := _ELSEWHERE.get(key.rsplit(".", 1)[-1]):
+        return f"did you mean {elsewhere}?"
     same_ending = [name for name in known if name.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
     return f"did you mean {same_ending[0]}?" if len(same_ending) == 1 else did_you_mean(key, known)
 

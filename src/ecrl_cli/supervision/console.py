@@ -97,7 +97,7 @@ class PlainUI:
         self._why = "resized, "
 
     def ended(self, record: SupervisorRecord) -> None:
-        self._say(f"{self._name}: {record.terminal_status} after {record.restarts} restarts: {record.reason}")
+        self._say(f"{self._name}: {record.terminal_status} after {record.restarts} restart{'' if record.restarts == 1 else 's'}: {record.reason}")
 
     def close(self) -> None: ...
 
