@@ -14,7 +14,7 @@ import pytest
 from ecrl_cli.checkpoint.format.names import LEASE
 from ecrl_cli.config.schema import ElasticConfig, OptimizerConfig, RecoveryConfig, WriteModeConfig
 from ecrl_cli.history.load import RunRecords, load
-from ecrl_cli.records.events import CheckpointLine
+from ecrl_cli.records.events import CheckpointLine, RankLine
 from ecrl_cli.records.journal import Journal, Lines
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.survivor_records import LOST, LostSamples
@@ -25,13 +25,14 @@ from ecrl_cli.verify.disturbance import disturbance, uninterrupted
 from ecrl_cli.verify.exactly_once import exactly_once
 from ecrl_cli.verify.retention import Folder
 from ecrl_cli.verify.state_consistent import state_consistent
+from ecrl_cli.verify.state_restored import state_restored
 from ecrl_cli.verify.state_values import NO_TENSORS
 from ecrl_cli.verify.trajectory import same_trajectory
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import RunBuilder, build_blk, build_clean, build_elastic, build_ref, config_of, flip
-from tests.runs.changed import attempts, configured, left, logged, supervised
+from tests.runs.changed import attempts, configured, kept, left, logged, supervised
 from tests.runs.spoilt_clocks import refold
 from tests.runs.spoilt_states import build_states
 from tests.runs.survived import build_lossy
@@ -102,6 +103,18 @@ def test_a_recovery_from_where_the_sizes_part_is_vouched_for_by_nobody(sweep: Pa
     config = replace(config_of("elastic", "kill", (step,)), elastic=ElasticConfig(schedule={10: 1}))
     run = load(RunBuilder(tmp_path / "elastic", config).build())
     assert_said(same_trajectory(Case(run, read(sweep, "ref"))), status, words)
+
+
+def test_the_first_differing_step_is_certain_where_every_rank_was_equal_before_it(sweep: Path) -> None:
+    run, ref = read(sweep / "states", "blk"), load(build_states(sweep / "certain", "ref"))
+    wrong = logged(run, lambda line: replace(line, loss=1.0) if line.global_step == 19 else line, 2)
+    assert told(same_trajectory(Case(wrong, ref)), "the first differing step is step 19, component loss")
+    for rank in range(2):
+
+        def bare(line: RankLine, rank: int = rank) -> RankLine:
+            return replace(line, components=None, state_digest=None) if (line.global_step, line.rank) == (18, rank) else line
+
+        assert told(same_trajectory(Case(logged(wrong, bare, 1), ref)), "the first differing step is step 19 at the latest, component loss")
 
 
 # What disturbs a run
@@ -194,6 +207,17 @@ def test_a_line_without_the_gradient_scaler_is_missed(sweep: Path, steps: tuple[
     assert_said(state_consistent(Case(bare)), status, words)
 
 
+def test_a_component_that_a_line_lacks_is_no_equal_one(sweep: Path) -> None:
+    run = read(sweep / "states", "blk")
+    assert state_restored(Case(run)).status == VALID
+
+    def without(line: RankLine) -> RankLine:
+        rest = {name: value for name, value in (line.components or {}).items() if name != "rng"}
+        return replace(line, components=rest) if (line.global_step, line.rank) == (6, 1) else line
+
+    assert_said(state_restored(Case(logged(run, without))), INVALID, "attempt 1 resumed from other rng than rank 1 logged behind step 6 of attempt 0")
+
+
 # Checkpoints and states
 
 
@@ -233,6 +257,32 @@ def test_a_save_that_failed_behind_its_rename_counts_for_retention(reason: str |
     assert [each.newer for each in folder.overreached] == ([] if there else [1])
     assert folder.superfluous == ({6: 0} if there else {})
     assert (6 in folder.retired) == there and 12 not in folder.live
+
+
+@pytest.mark.parametrize(
+    ("strategy", "inflight", "parts", "status"),
+    [
+        ("overlapped", 2, True, VALID),
+        ("overlapped", 3, True, INVALID),
+        ("overlapped", 3, False, VALID),
+        ("overlapped", 4, False, INVALID),
+        ("blocking", 1, True, VALID),
+        ("blocking", 2, True, INVALID),
+        ("blocking", 2, False, INVALID),
+    ],
+)
+def test_no_more_are_in_flight_than_there_are_buffers(sweep: Path, strategy: str, inflight: int, parts: bool, status: str) -> None:
+    """Before stalls were split into parts, the buffer of one that had just ended was granted while it was counted still."""
+    run = read(sweep, "blk")
+    run = configured(run, checkpoint=replace(run.stored.config.checkpoint, strategy=strategy, max_inflight=2))
+    for a in run.attempt_logs:
+        lines = kept(
+            a.checkpoints, lambda line: replace(line, inflight=inflight * (line.event == "submitted"), stall_parts=line.stall_parts if parts else {})
+        )
+        run = left(run, a.attempt, checkpoints=lines)
+    words = f"was submitted with {inflight} checkpoints in flight, checkpoint.max_inflight is {2 if strategy == 'overlapped' else 1}"
+    finding = checkpoints_accounted(Case(run))
+    assert told(finding, words) == (status == INVALID) and finding.status == status, finding
 
 
 def test_a_folder_of_before_there_was_a_lease_has_none(sweep: Path, tmp_path: Path) -> None:

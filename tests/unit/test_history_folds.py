@@ -408,3 +408,22 @@ def test_an_attempt_that_began_behind_the_step_it_is_said_to_have_reached_is_a_g
     run = records([attempt(0), attempt(1, 4, "a", outcome="completed")], [logs(0, range(1, 8), ((4, "a"),)), logs(1, final=final(1.0, 3))])
     path = lineage(run)
     assert path.gaps == ("attempt 1 began at step 4, past the step 3 it is said to have reached",)
+
+
+def test_of_two_faults_the_last_ends_what_rank_0_did() -> None:
+    """Ranks 1 and 2 die at 2.1 and at 2.6; rank 0 is noticed at 5.0."""
+    killed = tuple(InjectedFault(number, "kill", number + 1, 2, 0, at, at) for number, at in enumerate((2.1, 2.6)))
+    run = records(
+        [attempt(0, outcome="died", launched_at=0.0, ended_at=5.0)],
+        [life(0, 0.0, range(1, 4))],
+        sessions=(SupervisorSession(0.0, 0.0, "boot", ended_at=5.0),),
+        fired=killed,
+    )
+    assert timeline(run).seconds["detect"] == pytest.approx(2.4)
+    assert timeline(dataclasses.replace(run, fired=killed[::-1])).seconds["detect"] == pytest.approx(2.4)
+
+
+def test_the_final_record_of_a_run_is_that_of_its_last_attempt() -> None:
+    run = records([attempt(0), attempt(1)], [logs(0, final=final(1.0, 3, 0)), logs(1, final=final(2.0, 4, 1))])
+    assert run.final is not None and run.final.attempt == 1
+    assert records([attempt(0)], [logs(0)]).final is None

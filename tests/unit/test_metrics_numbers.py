@@ -291,3 +291,25 @@ def test_a_folder_without_a_model_is_no_checkpoint_to_measure_by(tmp_path: Path)
     assert divergence_document(load(run), load(ref))["state"] is None
     run.attempt(2).final.unlink()
     assert divergence_document(load(run), load(ref))["final_equal"] is None
+
+
+def test_a_run_without_its_supervisor_has_an_unknown_end(tmp_path: Path) -> None:
+    document = metrics_document(replace(load(build_blk(tmp_path)), supervisor=None))
+    assert (document["terminal_status"], document["restarts"], document["wall_s"], document["goodput"]) == ("unknown", 0, 0.0, 0.0)
+
+
+def test_a_field_that_is_missing_is_told_from_one_that_is_null(tmp_path: Path) -> None:
+    folded = metrics_document(load(build_blk(tmp_path)))
+    absent = {name: value for name, value in folded.items() if name != "survivals"}
+    assert differences(absent, folded) == ["survivals is missing, the records fold to 0"]
+    assert differences(folded | {"survivals": None}, folded) == ["survivals is None, the records fold to 0"]
+    assert differences(folded | {"more": 1}, folded) == ["more is 1, the records fold to missing"]
+
+
+def test_ends_at_different_steps_are_not_compared(tmp_path: Path) -> None:
+    run, ref = load(build_blk(tmp_path)), load(build_ref(tmp_path))
+    assert divergence_document(run, ref)["final_equal"] == dict.fromkeys(("parameters", "buffers", "optimizer", "rng"), True)
+    last = ref.attempt_logs[-1]
+    assert last.final is not None
+    early = replace(ref, attempt_logs=(replace(last, final=replace(last.final, global_step=23)),))
+    assert divergence_document(run, early)["final_equal"] is None

@@ -140,6 +140,12 @@ def test_a_process_that_is_held_up_between_its_two_readings_reads_the_second_one
     assert notes.clean
 
 
+@pytest.mark.parametrize(("late_s", "status"), [(0.19, VALID), (-0.19, INVALID)])
+def test_readings_that_are_late_are_told_from_a_clock_that_is_set(late_s: float, status: str) -> None:
+    """Five processes are held up for 0.19 s between their two readings, of 0.2 s until they read again; nobody reads the wall clock early."""
+    assert agree(lambda at: WALL + at, dict.fromkeys((1, 4, 7, 10, 13), late_s), every=0.1) == status
+
+
 def test_what_is_scaled_alike_everywhere_contradicts_nothing(run: RunLayout) -> None:
     """Stated in docs/decisions/cross-checks.md: a slower machine looks like this. The chain and the seal see the edit."""
     slower(run)
