@@ -8,6 +8,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,13 +17,15 @@ import pytest
 from ecrl_cli.checkpoint.capture.loading import load_checkpoint
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.hashing import tensor_digest
+from ecrl_cli.checkpoint.format.image import CheckpointMeta, TensorSpec
 from ecrl_cli.checkpoint.format.manifest import components, make_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, LAYERS, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
+from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components
 from ecrl_cli.errors import StorageError
 from ecrl_cli.linux.unix_socket import bind
-from ecrl_cli.studies.frame.store_fixture import part_entry
+from ecrl_cli.studies.frame.store_fixture import image_from, in_one_part, part_entry
 from tests.unit.checkpoint_support import CONFIG, commit, flip, image, store_at
 
 
@@ -258,6 +261,29 @@ def test_a_header_length_that_cannot_be_is_refused(group: Path, first: int) -> N
 def test_a_tensor_that_is_not_what_its_digest_says_is_refused(group: Path) -> None:
     forge(group, (group / MODEL).read_bytes(), digest="0" * 64)
     assert verify_checkpoint(group, CONFIG.integrity).layer == "tensors"
+
+
+def test_the_loader_compares_each_tensor_too(group: Path) -> None:
+    forge(group, (group / MODEL).read_bytes(), digest="0" * 64)
+    with pytest.raises(StorageError, match=r"failed at tensors: parameters\.weight does not match its digest"):
+        load_checkpoint(group)
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_empty_tensors_of_any_width_are_saved_checked_and_loaded(tmp_path: Path, single: bool) -> None:
+    """They lie at one place, where nothing says which comes first."""
+    empty = [TensorSpec("buffers.z", "torch.int64", (0,)), TensorSpec("buffers.a", "torch.float32", (0, 3))]
+    specs = {MODEL: [*empty, TensorSpec("parameters.w", "torch.float32", (4,))], OPTIMIZER: [], RNG: []}
+    image = image_from(in_one_part(specs, single=single), lambda place: bytes(place.spec.nbytes), CheckpointMeta(RUN_ID, 6, 0, 6, 7, 1), {})
+    with closing(CheckpointStore(tmp_path / "checkpoints")) as store:
+        store.claim(0)
+        path = store.save(image, 0).path
+    assert verify_checkpoint(path).layer == ""
+    assert {name: tuple(tensor.shape) for name, tensor in load_checkpoint(path).tensors.items()} == {
+        "buffers.z": (0,),
+        "buffers.a": (0, 3),
+        "parameters.w": (4,),
+    }
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

@@ -13,7 +13,7 @@ from blake3 import blake3
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse, parse_canonical
 from ecrl_cli.checkpoint.format.hashing import chunk_sums, part_digest, tensor_digest
 from ecrl_cli.checkpoint.format.manifest import Manifest, PartEntry, TensorEntry, components, make_commit, read_commit, read_manifest
-from ecrl_cli.checkpoint.format.names import MODEL
+from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, TRAIN
 
 SHA = "a" * 64
 BAD_NAMES = ("../x", "/x", "a/b", "x\0", "", ".", "..", "A", "a..b", "x" * 65)
@@ -114,12 +114,19 @@ def test_a_manifest_beyond_the_rules_is_a_value_error(data: bytes) -> None:
         replace(PART, tensors={"module.__class__": TensorEntry("torch.float32", (1,), SHA)}),
         replace(PART, tensors={"parameters.w": TensorEntry("torch.float32", (-1,), SHA)}),
         replace(PART, tensors={"parameters.w": TensorEntry("torch.float32", (1,) * 17, SHA)}),
+        replace(PART, tensors={"parameters.w": TensorEntry("torch.float32", (0, 2**62, 2), SHA)}),
         replace(PART, tensors={"parameters." + "w" * 600: TensorEntry("torch.float32", (1,), SHA)}),
     ],
 )
 def test_a_part_beyond_the_rules_is_a_value_error(part: PartEntry) -> None:
     with pytest.raises(ValueError):
         read_manifest(replace(MANIFEST, parts={MODEL: part}).encoded())
+
+
+def test_a_tensor_is_in_one_part_and_none_is_in_train_json() -> None:
+    for parts in ({MODEL: PART, OPTIMIZER: PART}, {TRAIN: PART}):
+        with pytest.raises(ValueError, match=r"in two parts|train.json holds no tensors"):
+            read_manifest(replace(MANIFEST, parts=parts).encoded())
 
 
 def test_too_many_parts_are_refused() -> None:

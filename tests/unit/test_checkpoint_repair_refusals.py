@@ -154,6 +154,9 @@ UNREADABLE: dict[str, tuple[str, bytes, int, str]] = {
     "an entry of no dtype": (MODEL, safetensors({"a": GOOD | {"dtype": "U9"}}), 10**6, "an entry of the header"),
     "an entry without a shape": (MODEL, safetensors({"a": GOOD | {"shape": None}}), 10**6, "an entry of the header"),
     "offsets that go back": (MODEL, safetensors({"a": GOOD | {"data_offsets": [4, 0]}}), 10**6, "offsets in the header"),
+    "more dimensions than a tensor has": (MODEL, safetensors({"a": GOOD | {"shape": [2**62] * 17}}), 10**6, "a shape in the header"),
+    "a size below zero": (MODEL, safetensors({"a": GOOD | {"shape": [-4, -1]}}), 10**6, "a shape in the header"),
+    "offsets of another size": (MODEL, safetensors({"a": GOOD | {"shape": [3]}}), 10**6, "offsets in the header"),
     "offsets below zero": (MODEL, safetensors({"a": GOOD | {"data_offsets": [-4, 0]}}), 10**6, "offsets in the header"),
 }
 

@@ -178,6 +178,8 @@ def test_states_hashed_otherwise_have_no_reference_in_common() -> None:
     other = replace(STRUCK, checkpoint=replace(STRUCK.checkpoint, digest="sha256"))
     assert reference_id(other) != reference_id(STRUCK) == reference_id(reference_of(STRUCK))
     assert reference_of(other).checkpoint.digest == "sha256"
+    places = [plan_reference(config, Path("run")).layout.root for config in (other, STRUCK)]
+    assert places[0] != places[1], "one that is there already is not taken for the other"
 
 
 @pytest.mark.parametrize(
@@ -189,3 +191,4 @@ def test_a_run_keeps_the_digest_that_it_began_with(tmp_path: Path, recorded: dic
         (tmp_path / "config.json").write_text(json.dumps({"config": {"checkpoint": recorded}}))
     planned = plan_run(STRUCK, tmp_path)
     assert planned.config.checkpoint.digest == digest and planned.run_id == run_id(STRUCK)
+    assert planned.asked_digest == ("blake3" if digest == "sha256" else ""), "which is said when it goes on"

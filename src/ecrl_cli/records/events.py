@@ -170,7 +170,7 @@ class InjectedFault:
 class FinalState:
     """`logs/attempt-NN/final.json`: the target is reached and everything in flight is durable.
 
-    `at` ends the goodput clock. Digests are SHA-256 over the sorted (name, tensor sha256) pairs of a component on rank 0; `rng_digest` covers
+    `at` ends the goodput clock. Digests are SHA-256 over the sorted (name, tensor's digest) pairs of a component on rank 0; `rng_digest` covers
     the generators of all ranks. `ranks`: the final state of each rank, gathered from all; empty in older records.
     """
 

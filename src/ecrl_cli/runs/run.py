@@ -103,6 +103,8 @@ def _run(planned: RunPlan, context: RunContext) -> RunResult:
         check_records(layout)
     else:
         init_run_dir(planned)
+    if planned.asked_digest:
+        say(f"checkpoint.digest={planned.config.checkpoint.digest}, with which this run began, not {planned.asked_digest}")
     for line in describe(planned.failures):
         say(line)
     try:

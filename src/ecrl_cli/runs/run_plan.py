@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ecrl_cli.config.estimates import seconds
-from ecrl_cli.config.identity import reference_id, run_id, run_name
+from ecrl_cli.config.identity import BEFORE_DIGEST, reference_id, run_id, run_name
 from ecrl_cli.config.machine import visible_gpus
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RecoveryConfig, RunConfig, ScheduleConfig, StorageConfig, VariantConfig
@@ -32,7 +32,7 @@ class RunPlan:
     """`failures`: in order, as in failures.json. `estimate_s`: estimated seconds of the run on this machine.
 
     `reference`: the undisturbed run to train beside it if none exists; None if it needs none. `checked`: the command has already checked the
-    run's directory and data.
+    run's directory and data. `asked_digest`: the checkpoint.digest that was asked for, if the run began with another.
     """
 
     config: RunConfig
@@ -43,14 +43,16 @@ class RunPlan:
     estimate_s: float
     reference: RunPlan | None = None
     checked: bool = False
+    asked_digest: str = ""
 
 
 def plan_run(config: RunConfig, run_dir: Path, identity: str = "") -> RunPlan:
     """The plan of a run in `run_dir`. `identity`: its run id, if already known. ConfigError if a failure cannot be injected into this run."""
-    config = with_recorded_digest(config, RunLayout(run_dir))
+    asked, config = config.checkpoint.digest, with_recorded_digest(config, RunLayout(run_dir))
+    asked = "" if asked == config.checkpoint.digest else asked
     estimate_s = seconds(config, gpu=visible_gpus() > 0 and config.device != "cpu")
     plan_without_reference = RunPlan(config, RunLayout(run_dir), identity or run_id(config), reference_id(config), plan(config), estimate_s)
-    return replace(plan_without_reference, reference=_reference(plan_without_reference))
+    return replace(plan_without_reference, asked_digest=asked, reference=_reference(plan_without_reference))
 
 
 def _reference(run_plan: RunPlan) -> RunPlan | None:
@@ -71,8 +73,9 @@ def plan_reference(config: RunConfig, run_dir: Path) -> RunPlan:
     """The plan of the reference of the run with `config` in `run_dir`."""
     undisturbed = reference_of(config)
     identity = run_id(undisturbed)
-    place = Path(os.path.normpath(run_dir.absolute())).parent / REFERENCES / run_name(undisturbed, identity)
-    return plan_run(undisturbed, place, identity)
+    # a run with another checkpoint.digest has the same run id and another reference
+    name = run_name(undisturbed, identity) + ("" if config.checkpoint.digest == BEFORE_DIGEST else f"-{config.checkpoint.digest}")
+    return plan_run(undisturbed, Path(os.path.normpath(run_dir.absolute())).parent / REFERENCES / name, identity)
 
 
 def reference_of(config: RunConfig) -> RunConfig:

@@ -13,12 +13,21 @@ import torch
 from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
 from ecrl_cli.checkpoint.capture.tensor_sources import dtype_of
 from ecrl_cli.checkpoint.format.canonical_json import parse
-from ecrl_cli.checkpoint.format.hashing import Leaf, leaves, root, streamed, workers
+from ecrl_cli.checkpoint.format.hashing import Leaf, batches, leaves, root, streamed, workers
 from ecrl_cli.checkpoint.format.image import TensorPlace
 from ecrl_cli.checkpoint.format.manifest import Manifest
 from ecrl_cli.checkpoint.format.names import TRAIN, must_be_finite
 from ecrl_cli.checkpoint.format.tensor_table import all_finite, tensor_table
-from ecrl_cli.checkpoint.store.integrity import CheckpointRejected, IntegrityConfig, OpenCheckpoint, expect_digest, expect_order, layer, opened
+from ecrl_cli.checkpoint.store.integrity import (
+    CheckpointRejected,
+    IntegrityConfig,
+    OpenCheckpoint,
+    expect_digest,
+    expect_places,
+    expect_tensor,
+    layer,
+    opened,
+)
 from ecrl_cli.errors import EcrlError, StorageError
 from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.safe_read import PIECE, fill
@@ -43,8 +52,7 @@ class LoadedCheckpoint(Loaded):
 def load_checkpoint(path: Path, commit_sha256: str | None = None, finite: str = "all") -> LoadedCheckpoint:
     """Read the checkpoint at `path`; StorageError, naming the layer, unless it is complete and (if given) committed as `commit_sha256`.
 
-    Applies every layer of the integrity check, except that a part's digest stands for those of its tensors (see `verify_checkpoint`, `once`).
-    `finite`: checkpoint.finite.
+    Applies every layer of the integrity check with each byte read once (`verify_checkpoint`, `once`). `finite`: checkpoint.finite.
     """
     fs, found = PosixFs(), OpenCheckpoint()
     try:
@@ -52,10 +60,9 @@ def load_checkpoint(path: Path, commit_sha256: str | None = None, finite: str = 
             assert found.commit is not None and found.manifest is not None
             if commit_sha256 is not None and found.commit.self_sha256 != commit_sha256:
                 raise CheckpointRejected("commit", f"is {found.commit.self_sha256[:8]}, not {commit_sha256[:8]}")
-            parts = [name for name in found.files if name != TRAIN]
             with ThreadPoolExecutor(workers()) as pool:
-                jobs = [pool.submit(_read_part, fs, name, found, finite) for name in parts]
-                tensors = {name: tensor for job in jobs for name, tensor in job.result().items()}
+                parts = [_Part(fs, name, found, pool) for name in found.files if name != TRAIN]
+                tensors = {name: tensor for part in parts for name, tensor in part.tensors(found, finite).items()}
             with layer("schema"):
                 train = parse(found.train)
     except CheckpointRejected as refused:
@@ -74,31 +81,47 @@ def load_snapshot(snapshots: SnapshotPair, global_step: int, sha256: str, digest
     raise EcrlError("restore", f"the snapshot of step {global_step} in memory is not the one that was chosen", "resume the run", code="snapshot")
 
 
-def _read_part(fs: Fs, name: str, found: OpenCheckpoint, finite: str) -> dict[str, torch.Tensor]:
-    assert found.manifest is not None
-    fd, entry = found.files[name], found.manifest.parts[name]
-    digest = found.manifest.digest
-    with layer("schema"):
-        tree = leaves(name, entry, found.manifest.schema_version)
-    with layer("hash"):
-        data = bytearray(entry.bytes)
-        view = memoryview(data)
+class _Part:
+    """A part that threads read into memory and hash; `tensors` waits for them."""
 
-        def read(leaf: Leaf) -> Iterator[memoryview]:
-            """Fills `data` with the leaf's bytes."""
-            for start in range(leaf.start, leaf.end, PIECE):
-                yield fill(fs, fd, view[start : min(start + PIECE, leaf.end)], start)
+    def __init__(self, fs: Fs, name: str, found: OpenCheckpoint, pool: ThreadPoolExecutor) -> None:
+        assert found.manifest is not None
+        self._name, self._entry, digest = name, found.manifest.parts[name], found.manifest.digest
+        with layer("schema"):
+            self._tree = leaves(name, self._entry, found.manifest.schema_version)
+        with layer("hash"):
+            self._data = bytearray(self._entry.bytes)
 
-        expect_digest(name, root(digest, [streamed(digest, leaf.prefix, read(leaf)) for leaf in tree]), found.manifest)
-    with layer("schema"):
-        laid_out = tensor_table(lambda offset, count: bytes(view[offset : offset + count]), name, entry, found.train)
-    if len(tree) > 1:
-        expect_order(name, laid_out, (leaf.place for leaf in tree if leaf.place))
-    for place in laid_out:
-        piece = view[place.offset : place.offset + place.spec.nbytes]
-        if must_be_finite(place.spec.name, finite) and not all_finite(place.spec.dtype, piece):
-            raise CheckpointRejected("finite", f"{place.spec.name[:80]} holds NaN or infinity")
-    return {place.spec.name: tensor_at(data, place) for place in laid_out}
+        def read(batch: list[Leaf]) -> list[str]:
+            return [streamed(digest, leaf.prefix, self._filled(fs, found.files[name], leaf)) for leaf in batch]
+
+        self._jobs = [pool.submit(read, batch) for batch in batches(self._tree, lambda leaf: leaf.end - leaf.start)]
+
+    def tensors(self, found: OpenCheckpoint, finite: str) -> dict[str, torch.Tensor]:
+        """The part's tensors by name: views of its memory. CheckpointRejected, naming the layer."""
+        name, entry, view = self._name, self._entry, memoryview(self._data)
+        assert found.manifest is not None
+        with layer("hash"):
+            digests = [digest for job in self._jobs for digest in job.result()]
+        expect_digest(name, root(found.manifest.digest, digests), found.manifest)
+        with layer("schema"):
+            laid_out = tensor_table(lambda offset, count: bytes(view[offset : offset + count]), name, entry, found.train)
+        hashed = {leaf.place: digest for leaf, digest in zip(self._tree, digests, strict=True) if leaf.place}
+        if hashed:
+            expect_places(name, laid_out, hashed)
+        for place, digest in hashed.items():
+            expect_tensor(place, digest, entry)
+        for place in laid_out:
+            piece = view[place.offset : place.offset + place.spec.nbytes]
+            if must_be_finite(place.spec.name, finite) and not all_finite(place.spec.dtype, piece):
+                raise CheckpointRejected("finite", f"{place.spec.name[:80]} holds NaN or infinity")
+        return {place.spec.name: tensor_at(self._data, place) for place in laid_out}
+
+    def _filled(self, fs: Fs, fd: int, leaf: Leaf) -> Iterator[memoryview]:
+        """Reads the leaf's bytes into memory, piece by piece."""
+        view = memoryview(self._data)
+        for start in range(leaf.start, leaf.end, PIECE):
+            yield fill(fs, fd, view[start : min(start + PIECE, leaf.end)], start)
 
 
 def tensor_at(memory: Any, place: TensorPlace) -> torch.Tensor:

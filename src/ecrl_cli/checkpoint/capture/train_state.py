@@ -31,7 +31,7 @@ from ecrl_cli.errors import ConfigError, StorageError
 from ecrl_cli.records.state_digests import RankState
 
 _CHAIN = 64  # hex digits of a rank's line chain; zeros before the first line
-_DIGEST = 32  # bytes of a SHA-256
+_DIGEST = 32  # bytes of a digest
 
 
 class Collectives(Protocol):

@@ -21,7 +21,7 @@ import google_crc32c
 from blake3 import blake3
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json
-from ecrl_cli.checkpoint.format.image import DTYPES, CheckpointImage, PartPlace, TensorPlace, TensorSpec
+from ecrl_cli.checkpoint.format.image import DTYPES, CheckpointImage, PartPlace, TensorPlace, TensorSpec, in_file_order
 from ecrl_cli.checkpoint.format.manifest import PartEntry, TensorEntry
 from ecrl_cli.checkpoint.format.names import CHUNK, DIGEST, FORMAT_VERSION
 from ecrl_cli.storage.fs import Buffer
@@ -113,9 +113,9 @@ def leaves(name: str, entry: PartEntry, version: int) -> tuple[Leaf, ...]:
         raise ValueError(f"{name}: dtype {unknown.dtype[:40]!r}")
     start = entry.bytes - sum(spec.nbytes for spec in specs)
     if start < 8:
-        raise ValueError(f"{name} has {entry.bytes} bytes, its tensors need more")
+        raise ValueError(f"{name} has {entry.bytes} bytes, a header and its tensors need more")
     found = [Leaf(0, start)]
-    for spec in sorted(specs, key=lambda spec: (-DTYPES[spec.dtype][1], spec.name)):
+    for spec in in_file_order(specs):
         found.append(Leaf(start, start + spec.nbytes, tensor_prefix(spec.dtype, spec.shape), TensorPlace(spec, start)))
         start += spec.nbytes
     return tuple(found)

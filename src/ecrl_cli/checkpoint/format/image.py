@@ -101,11 +101,16 @@ class CheckpointImage:
         return sum(part.nbytes for part in self.parts) + sum(map(len, self.documents.values()))
 
 
+def in_file_order(specs: list[TensorSpec]) -> list[TensorSpec]:
+    """As the tensors of a part lie in its file: widest dtype first, then by name."""
+    return sorted(specs, key=lambda spec: (-DTYPES[spec.dtype][1], spec.name))
+
+
 def plan_image(parts: dict[str, list[TensorSpec]]) -> ImagePlan:
     """Lay out safetensors files with these tensors, files in the given order."""
     places, headers, offset = [], [], 0
     for name, specs in parts.items():
-        ordered = sorted(specs, key=lambda spec: (-DTYPES[spec.dtype][1], spec.name))
+        ordered = in_file_order(specs)
         header = header_of(ordered)
         start = offset + len(header)
         tensors = []

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest, parse_canonical
-from ecrl_cli.checkpoint.format.names import CHUNK, COMPONENTS, DIGEST, FORMAT_VERSION, PART_NAME, READABLE
+from ecrl_cli.checkpoint.format.names import CHUNK, COMPONENTS, DIGEST, FORMAT_VERSION, PART_NAME, READABLE, TRAIN
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import DIGESTS
 from ecrl_cli.errors import shown
@@ -161,6 +162,9 @@ def read_manifest(data: bytes) -> Manifest:
         raise ValueError("too many tensors")
     for name, part in manifest.parts.items():
         _check_part(name, part)
+    names = [tensor for part in manifest.parts.values() for tensor in part.tensors]
+    if len(set(names)) < len(names):
+        raise ValueError("a tensor is in two parts")
     return manifest
 
 
@@ -200,6 +204,8 @@ def _decoded(kind: Any, value: dict[str, Any]) -> Any:
 def _check_part(name: str, part: PartEntry) -> None:
     if not PART_NAME.fullmatch(name) or ".." in name:
         raise ValueError(f"part name {name[:80]!r}")
+    if part.tensors and name == TRAIN:
+        raise ValueError(f"{name} holds no tensors")
     _hex(part.digest)
     if part.bytes < 0 or len(part.chunk_sums) != -(-part.bytes // CHUNK):
         raise ValueError(f"{name}: {part.bytes} bytes with {len(part.chunk_sums)} chunk sums")
@@ -209,7 +215,8 @@ def _check_part(name: str, part: PartEntry) -> None:
         _hex(entry.digest)
         if not 0 < len(tensor) <= MAX_NAME or tensor.partition(".")[0] not in COMPONENTS:
             raise ValueError(f"{name}: tensor name {tensor[:80]!r}")
-        if len(entry.shape) > MAX_DIMS or any(size < 0 for size in entry.shape):
+        strides = math.prod(max(1, size) for size in entry.shape[:MAX_DIMS])  # torch counts them in 63 bits, of empty tensors too
+        if len(entry.shape) > MAX_DIMS or any(size < 0 for size in entry.shape) or strides >= 2**63:
             raise ValueError(f"{name}: shape of {tensor[:80]!r}")
 
 

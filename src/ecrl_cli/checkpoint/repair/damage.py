@@ -3,7 +3,7 @@
 A CRC is linear: the checksums of two texts of equal length differ by a value (the syndrome) that depends only on the differing bits, and for one
 bit only on its distance from the end. A difference b in the byte k bytes before the end has the syndrome T[b] advanced over k zero bytes (T: the
 table of the reflected polynomial). Walking back one zero byte at a time until T[1 << bit] appears finds the bit; x^m is different for each m below
-2^32 - 1, so it is the only one.
+2^31 - 1, so it is the only one.
 """
 
 from __future__ import annotations

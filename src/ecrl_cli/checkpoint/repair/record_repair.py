@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse
 from ecrl_cli.checkpoint.format.hashing import chunk_sums, document_entry, hexdigest, leaves, root, streamed, tensor_prefix
 from ecrl_cli.checkpoint.format.image import DTYPES, TensorSpec
-from ecrl_cli.checkpoint.format.manifest import Commit, Manifest, PartEntry, TensorEntry, encoded_part, read_commit, read_manifest
+from ecrl_cli.checkpoint.format.manifest import MAX_DIMS, Commit, Manifest, PartEntry, TensorEntry, encoded_part, read_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import TRAIN
 from ecrl_cli.checkpoint.format.tensor_table import header_length
 from ecrl_cli.checkpoint.repair.damage import BitFlip, flipped, search, search_by_hash
@@ -214,7 +214,9 @@ def _spec(name: str, item: Any) -> tuple[TensorSpec, int, int]:
         spec = TensorSpec(name, _TORCH[item["dtype"]], tuple(int(number) for number in item["shape"]))
     except (KeyError, TypeError) as error:
         raise ValueError("an entry of the header") from error
-    if not 0 <= begin <= end:
+    if len(spec.shape) > MAX_DIMS or min(spec.shape, default=0) < 0:
+        raise ValueError("a shape in the header")
+    if begin < 0 or end - begin != spec.nbytes:
         raise ValueError("offsets in the header")
     return spec, begin, end
 

@@ -29,7 +29,8 @@ _OURS = (LATEST, LATEST_OK, LEASE)
 
 @dataclass(frozen=True)
 class ScrubConfig:
-    """`sample`: how many are checked as long as all of them are valid (0: all). `deep`: also tensor by tensor. By default any owner is trusted."""
+    """`sample`: how many are checked as long as all of them are valid (0: all). `deep`: hash the tensors of `.pt` files and of format version 1
+    too. By default any owner is trusted."""
 
     sample: int = 0
     deep: bool = False

@@ -242,8 +242,8 @@ def without(part: str) -> Edit:
 
 
 def renamed(part: str, name: str) -> Edit:
-    """The manifest lists a part twice: under its own name, and as `name`."""
-    return lambda manifest: manifest["parts"].update({name: manifest["parts"][part]})
+    """The manifest lists a part twice: under its own name, and as `name`, without its tensors."""
+    return lambda manifest: manifest["parts"].update({name: manifest["parts"][part] | {"tensors": {}}})
 
 
 def another_size(manifest: dict[str, Any]) -> None:

@@ -121,7 +121,7 @@ class Oracle:
             buffer.copy_(values[name])
 
     def digests(self) -> str:
-        train_state = TrainState(self.model, self.optimizer, self.scheduler, None, self.sampler, 0, 1)
+        train_state = TrainState(self.model, self.optimizer, self.scheduler, None, self.sampler, 0, 1, digest=self.history.config.checkpoint.digest)
         found = train_state.digests()
         return " ".join((found.parameters, found.buffers, found.optimizer))
 
