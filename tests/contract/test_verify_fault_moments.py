@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Finding
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import WALL, build_blk
 from tests.runs.changed import attempts, configured, left, logged, ordered, sessions, supervised
+from tests.runs.struck import FAILED, FULL, build_struck
 
 Faults = Callable[[RunRecords], RunRecords]
 
@@ -195,3 +197,14 @@ def test_a_stop_that_came_behind_the_death_needs_no_explanation_of_its_own(blk: 
     """The end on record is the kill's; what the session received says nothing against it."""
     found = attempts(stopped(blk, ()), 1, signal=9, rank=1)
     assert judged(found).status == VALID
+
+
+@pytest.mark.parametrize(
+    ("shift_s", "words"), [(0.0, ""), (-0.25, "s before its victim had logged step 12"), (0.25, "s after its victim had logged step 13")]
+)
+def test_a_failure_of_a_save_that_the_ranks_wait_for_lies_between_their_lines(tmp_path: Path, shift_s: float, words: str) -> None:
+    run = build_struck(tmp_path)
+    FAILED(run)
+    found = load(run)
+    finding = judged(struck(found, FULL, at=found.fired[FULL].at + shift_s))
+    assert finding.status == (INVALID if words else VALID) and any(words in text for text in (finding.message, *finding.evidence)), finding

@@ -27,10 +27,11 @@ from ecrl_cli.verify.retention import Folder
 from ecrl_cli.verify.state_consistent import state_consistent
 from ecrl_cli.verify.state_restored import state_restored
 from ecrl_cli.verify.state_values import NO_TENSORS
+from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.trajectory import same_trajectory
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding
 from ecrl_cli.verify.verification_input import Case
-from ecrl_cli.verify.verify_run import verify_run
+from ecrl_cli.verify.verify_run import _noise_floor, verify_run
 from tests.runs.builder import RunBuilder, build_blk, build_clean, build_elastic, build_ref, config_of, flip
 from tests.runs.changed import attempts, configured, kept, left, logged, supervised
 from tests.runs.spoilt_clocks import refold
@@ -115,6 +116,15 @@ def test_the_first_differing_step_is_certain_where_every_rank_was_equal_before_i
             return replace(line, components=None, state_digest=None) if (line.global_step, line.rank) == (18, rank) else line
 
         assert told(same_trajectory(Case(logged(wrong, bare, 1), ref)), "the first differing step is step 19 at the latest, component loss")
+
+
+def test_the_noise_floor_is_of_runs_of_the_same_sizes_where_there_are_two(sweep: Path) -> None:
+    run, ref = read(sweep, "elastic"), read(sweep, "ref")
+    alike = configured(ref, elastic=run.stored.config.elastic)
+    pair = (alike, replace(alike))
+    assert _noise_floor(run, (ref, *pair, replace(ref))) == pair
+    assert _noise_floor(run, (ref, alike, replace(ref))) == (ref, replace(ref))
+    assert _noise_floor(run, (ref, alike)) is None
 
 
 # What disturbs a run
@@ -283,6 +293,31 @@ def test_no_more_are_in_flight_than_there_are_buffers(sweep: Path, strategy: str
     words = f"was submitted with {inflight} checkpoints in flight, checkpoint.max_inflight is {2 if strategy == 'overlapped' else 1}"
     finding = checkpoints_accounted(Case(run))
     assert told(finding, words) == (status == INVALID) and finding.status == status, finding
+
+
+@pytest.mark.parametrize(("step", "status"), [(18, VALID), (20, INVALID)])
+def test_an_attempt_that_is_resized_has_committed_its_last_step(sweep: Path, step: int, status: str) -> None:
+    """Attempt 3 commits steps 18 and 20 and ends there; which of them is lost decides."""
+    run = read(sweep, "elastic")
+    (resized,) = [a for a in run.attempts if a.outcome == "resized" and a.last_step == 20]
+
+    def lost(line: CheckpointLine) -> CheckpointLine:
+        bare = {"path": None, "commit_sha256": None, "write_s": 0.0, "hash_s": 0.0, "commit_s": 0.0}
+        return replace(line, event="lost", **bare) if (line.event, line.global_step) == ("committed", step) else line  # type: ignore[arg-type]
+
+    run = left(run, resized.attempt, checkpoints=kept(run.logs(resized.attempt).checkpoints, lost))
+    words = f"attempt {resized.attempt} was resized behind step 20, which it did not commit"
+    assert told(checkpoints_accounted(Case(run)), words) == (status == INVALID)
+
+
+def test_a_stall_is_named_by_its_step_and_attempt(sweep: Path) -> None:
+    run = read(sweep, "blk")
+
+    def longer(line: CheckpointLine) -> CheckpointLine:
+        return replace(line, stall_parts=line.stall_parts | {"barrier": 0.003}) if (line.event, line.global_step) == ("released", 12) else line
+
+    run = left(run, 1, checkpoints=kept(run.logs(1).checkpoints, longer))
+    assert_said(time_conserved(Case(run)), INVALID, "the stall of step 12 in attempt 1 is 0.036000 s, its parts add up to 0.037000 s")
 
 
 def test_a_folder_of_before_there_was_a_lease_has_none(sweep: Path, tmp_path: Path) -> None:

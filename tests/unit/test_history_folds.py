@@ -427,3 +427,14 @@ def test_the_final_record_of_a_run_is_that_of_its_last_attempt() -> None:
     run = records([attempt(0), attempt(1)], [logs(0, final=final(1.0, 3, 0)), logs(1, final=final(2.0, 4, 1))])
     assert run.final is not None and run.final.attempt == 1
     assert records([attempt(0)], [logs(0)]).final is None
+
+
+def test_idle_time_at_the_end_of_a_session_is_that_of_the_attempt_that_follows_it() -> None:
+    run = records(
+        [attempt(0, outcome="stopped", launched_at=0.0, ended_at=3.0), attempt(1, 2, "a", outcome="completed", launched_at=11.0, session=1)],
+        [life(0, 0.0, range(1, 3), commits=((2, "a"),)), life(1, 12.0, range(3, 5), final=final(14.1))],
+        sessions=(SupervisorSession(0.0, 0.0, "boot", ended_at=4.0), SupervisorSession(10.0, 10.0, "boot")),
+    )
+    idle = [(piece.start, piece.end, piece.attempt) for piece in timeline(run).pieces if piece.category == "idle"]
+    assert idle == [(2.1, 3.0, 1), (3.0, 4.0, 1), (10.0, 11.0, 1)]
+    assert phases(run, timeline(run))[1]["idle"] == pytest.approx(2.9)

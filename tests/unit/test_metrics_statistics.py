@@ -11,7 +11,7 @@ from scipy import stats
 
 from ecrl_cli.metrics.bootstrap import RESAMPLES, SEED, bca
 from ecrl_cli.metrics.overlap import RunCosts, overlap
-from ecrl_cli.metrics.statistics import clopper_pearson, paired, ratio_of_means, signs, summary, wilson
+from ecrl_cli.metrics.statistics import clopper_pearson, paired, prediction, ratio_of_means, signs, summary, wilson
 
 # Table 6 of the published matrix: goodput of blocking and overlapped in its eight suites, and the gain that it prints for each.
 BLOCKING = (7.5360, 8.3523, 12.0825, 8.4278, 7.5410, 11.8239, 12.3472, 13.6529)
@@ -141,3 +141,13 @@ def test_a_write_costs_what_all_submitted_writes_cost() -> None:
     assert (found.overlapped.submitted, found.blocking.submitted) == (52, 52)
     assert found.overlapped.write_s == pytest.approx(24.2 / 52) and found.blocking.write_s == pytest.approx(29.74 / 52)
     assert found.overlapped.serialize_s == pytest.approx(1 / 52) and found.overlapped.stall_s == pytest.approx(2 / 52)
+
+
+@pytest.mark.parametrize("n", [1, 2, 10])
+def test_a_prediction_is_students_for_the_mean_of_further_values(n: int) -> None:
+    """Half of t * s * sqrt(1/n + 1/m), m values seen, on m - 1 degrees of freedom."""
+    seen = [1.0, 2.0, 4.0, 9.0]
+    half = stats.t.ppf(0.975, 3) * np.std(seen, ddof=1) * np.sqrt(1 / n + 1 / 4)
+    assert prediction(summary(seen), n) == pytest.approx(half, rel=1e-12)
+    with pytest.raises(ValueError, match="at least two values"):
+        prediction(summary([1.0]), n)
