@@ -82,6 +82,22 @@ def test_an_exact_recipe_that_was_killed_nowhere_passes_no_gate() -> None:
     }
 
 
+def test_as_many_healthy_jobs_as_asked_for_are_drawn_and_one_that_is_not_valid_fails_the_gate(tmp_path: Path) -> None:
+    drawn = next(arm for arm in STUDY.arms if arm.name == "random")
+    context = StudyContext(StudyConfig(Frameworks(jobs=("plain", "dcp"), random=30)), tmp_path)
+    trials = drawn.trials(context)
+    assert trials == drawn.trials(context) and len({trial.key for trial in trials}) == 30
+    assert {(trial.facts["recipe"], trial.facts["processes"]) for trial in trials} == {
+        (name, n) for name in ("torch.save", "DDP and DCP") for n in (1, 2)
+    }
+
+    def gate(*verdicts: str) -> dict[str, bool]:
+        records = [Record(trial.key, trial.facts, {"verdict": said}, 0.0) for trial, said in zip(trials, verdicts, strict=False)]
+        return {gate.name: gate.passed for rule in STUDY.gates for gate in rule(Results(context, tuple(records))) if gate.name == "random"}
+
+    assert (gate("valid", "valid"), gate("valid", "invalid"), gate("unknown"), gate()) == ({"random": True}, {"random": False}, {"random": False}, {})
+
+
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudyContext]:
     folder = tmp_path_factory.mktemp("frameworks")

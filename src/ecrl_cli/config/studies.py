@@ -260,11 +260,13 @@ JOBS = (
 
 @dataclass(frozen=True)
 class Frameworks:
-    """Jobs of examples/jobs, killed in several places and audited. `jobs`: which scripts; `processes`: on how many ranks, where a job can."""
+    """Jobs of examples/jobs, killed in several places and audited. `jobs`: which scripts; `processes`: on how many ranks, where a job can. `random`:
+    audits of healthy jobs killed anywhere (recorded: 100)."""
 
     name: str = "frameworks"
     jobs: tuple[str, ...] = some_of(JOBS)
     processes: tuple[int, ...] = some_counts((1, 2), 1, 2)
+    random: int = count(20, 0)
     planted: bool = True
 
 

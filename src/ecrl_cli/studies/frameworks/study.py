@@ -16,7 +16,7 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.gates import all_of, mutants_found
 from ecrl_cli.studies.frame.study import Arm, Record, Results, Skip, Study, StudyContext, Trial, planted
 from ecrl_cli.studies.frame.tables import TableSpec, cell, fact, found, mutants_table, value, yes
-from ecrl_cli.studies.frameworks.jobs import PLACES, Jobs, JobSpec, component, place_of
+from ecrl_cli.studies.frameworks.jobs import PLACES, Jobs, JobSpec, Killed, component, place_of
 from ecrl_cli.studies.frameworks.recipes import RECIPES, Recipe, jobs_dir
 
 NO_PLACE = "no such place"
@@ -55,6 +55,27 @@ def _run(context: StudyContext, trial: Trial) -> dict[str, Any]:
     return told | {"verdict": verdict.status, "blamed": component(verdict), "said": verdict.diagnosis, "step": killed.step}
 
 
+def _random_trials(context: StudyContext) -> list[Trial]:
+    """Healthy jobs, each drawn with the number of its ranks."""
+    exact = [(recipe, ranks) for recipe in _asked(context) if recipe.exact and not recipe.missing() for ranks in recipe.processes]
+    within = [(recipe, ranks) for recipe, ranks in exact if ranks in context.keys.processes]
+    trials = []
+    for number in range(context.keys.random if within else 0):
+        recipe, ranks = context.rng(f"random/{number}").choice(within)
+        trials.append(Trial(f"random/{recipe.name}/{ranks}/{number:03d}", {"arm": "random", "recipe": recipe.name, "processes": ranks}))
+    return sorted(trials, key=lambda trial: trial.key)  # those of one job behind each other: its processes are forked from one that has imported it
+
+
+def _random_run(context: StudyContext, trial: Trial) -> dict[str, Any]:
+    """Kill a rank at any step, also before there is a checkpoint."""
+    recipe = next(recipe for recipe in RECIPES if recipe.name == trial.facts["recipe"])
+    job, rng, jobs = JobSpec(recipe.script, recipe.modules, trial.facts["processes"]), context.rng(trial.key), context.shared(Jobs)
+    last = jobs.reference(job, recipe.variant).path.last
+    killed = Killed(rng.randint(1, last), rng.choice(("before", "backward")), rng.randrange(job.ranks))
+    verdict = jobs.audited(job, killed, switch=recipe.variant)
+    return {"verdict": verdict.status, "said": verdict.diagnosis, "killed": f"rank {killed.rank}, step {killed.step} of {last}, {killed.moment}"}
+
+
 def _planted_trials(context: StudyContext) -> list[Trial]:
     return [
         Trial(f"planted/{row['script']}/{row['bug']}", {"arm": "planted", "bug": f"{row['script']}: {row['bug']}", "number": number})
@@ -89,6 +110,14 @@ def _valid(record: Record) -> bool:
     return not record.found["exact"] or record.found["verdict"] in ("valid", NO_PLACE)
 
 
+def _random_gate(results: Results) -> Iterator[Gate]:
+    records = results.of("random")
+    wrong = [record.key for record in records if record.found["verdict"] != "valid"]
+    if records:
+        told = f"{len(records) - len(wrong)} of {len(records)} healthy jobs are valid wherever they are killed"
+        yield Gate("random", not wrong, told + (f"; not {', '.join(wrong[:3])}" if wrong else ""))
+
+
 def _tried(results: Results) -> Iterator[Gate]:
     """A recipe that was killed nowhere has shown nothing."""
     places: dict[str, int] = {}
@@ -110,6 +139,7 @@ STUDY = Study(
     description="Jobs written in other people's frameworks, killed and audited; planted recovery bugs that the audit must name.",
     arms=(
         Arm("recipes", _trials, _run),
+        Arm("random", _random_trials, _random_run),
         Arm("planted", _planted_trials, _planted_run, enabled=planted),
     ),
     tables=(
@@ -128,6 +158,12 @@ STUDY = Study(
             ),
             note="Observations of these releases on one machine; the diagnosis names what did not come back, not whose fault it is.",
         ),
+        TableSpec(
+            "random",
+            "Healthy jobs killed anywhere",
+            arms=("random",),
+            columns=(fact("recipe", "recipe"), fact("processes", "processes", "count"), found("killed", "killed"), found("verdict", "verdict")),
+        ),
         mutants_table(
             (
                 cell("bug", "bug", "text", lambda group: group[0].facts["bug"]),
@@ -137,7 +173,7 @@ STUDY = Study(
             )
         ),
     ),
-    gates=(all_of("exact", "recipes", _valid, "cells are judged as their recipe intends"), _tried, mutants_found()),
+    gates=(all_of("exact", "recipes", _valid, "cells are judged as their recipe intends"), _tried, _random_gate, mutants_found()),
     notes=_notes,
     skips=_without_packages,
 )
