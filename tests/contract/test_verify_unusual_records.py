@@ -383,3 +383,18 @@ def test_what_is_left_of_a_run_has_a_status_for_every_promise(blk: RunRecords, n
     change, others = LESS[name]
     case = Case(change(blk))
     assert {word: CHECKS[promise](case).status for word, promise in PROMISES.items()} == ALONE | others
+
+
+@pytest.mark.parametrize(("session", "ended_at", "bounded"), [(0, 2000.0, True), (1, None, False)])
+def test_ranks_may_outlive_a_supervisor_that_was_killed_but_not_the_next_launch_of_one(
+    blk: RunRecords, session: int, ended_at: float | None, bounded: bool
+) -> None:
+    """Rank 1 of attempt 0 logs its last step when attempt 1 has been launched."""
+    (only,) = blk.sessions
+    launched = blk.attempts[1].launched_at
+    second = replace(only, started_at=launched - 0.02, time=launched - 0.02 + WALL)
+    found = supervised(blk, sessions=(replace(only, ended_at=ended_at), second))
+    for number in (1, 2):
+        found = attempts(found, number, session=session)
+    late = logged(found, lambda line: replace(line, at=launched + 0.05) if (line.global_step, line.rank) == (9, 1) else line)
+    assert told(time_conserved(Case(late)), "step 9 of attempt 0 rank 1 is dated 0.050 s after the attempt was over") == bounded

@@ -438,3 +438,10 @@ def test_idle_time_at_the_end_of_a_session_is_that_of_the_attempt_that_follows_i
     idle = [(piece.start, piece.end, piece.attempt) for piece in timeline(run).pieces if piece.category == "idle"]
     assert idle == [(2.1, 3.0, 1), (3.0, 4.0, 1), (10.0, 11.0, 1)]
     assert phases(run, timeline(run))[1]["idle"] == pytest.approx(2.9)
+
+
+def test_what_each_survivor_has_on_record_as_lost_counts_once(tmp_path: Path) -> None:
+    """Ranks 0 and 1 of four outlive two others, and each has a line for either."""
+    found = load(build_lossy(tmp_path)).logs(0)
+    assert sorted(found.lost_sample_records) == [0, 1]
+    assert [line.ranks for line in found.lost_samples] == [(3,), (2,)]
