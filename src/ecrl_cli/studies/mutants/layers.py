@@ -111,8 +111,7 @@ MUTANTS: dict[str, Patches] = {
     "sizes": [(integrity._Reader, "open_parts", _of_any_size)],
     "all hashes of files": [(integrity, "expect_digest", _nothing)],
     "hashes of tensor files": [(integrity, "_expect_root", _nothing)],
-    "headers": [(tensor_table, "places", _places_as_told)],
-    "the order of the tensors": [(integrity, "expect_places", _nothing)],
+    "headers": [(tensor_table, "places", _places_as_told), (integrity, "expect_places", _nothing)],
     "train.json's JSON": [(integrity, "parse", _nothing)],
     "tensor digests": [(integrity, "expect_tensor", _nothing)],
     "NaN": [(tensor_table, "all_finite", _always), (integrity, "all_finite", _always)],
@@ -125,8 +124,6 @@ MUTANTS: dict[str, Patches] = {
 BACKED = {
     "limits and names in the manifest": "the set of names",
     "hashes of tensor files": "tensor digests",
-    "headers": "the order of the tensors",
-    "the order of the tensors": "headers",
 }
 
 
