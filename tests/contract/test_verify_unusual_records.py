@@ -11,6 +11,7 @@ from ecrl_cli.config.schema import SupervisionConfig
 from ecrl_cli.history.load import NOTHING, AttemptRecords, RunRecords, load
 from ecrl_cli.records.events import Hang, InjectedFault, Straggler
 from ecrl_cli.records.journal import Lines
+from ecrl_cli.verify.checkpoints import checkpoints_accounted
 from ecrl_cli.verify.consistency import records_consistent, target_reached
 from ecrl_cli.verify.exactly_once import exactly_once
 from ecrl_cli.verify.registry import CHECKS
@@ -398,3 +399,12 @@ def test_ranks_may_outlive_a_supervisor_that_was_killed_but_not_the_next_launch_
         found = attempts(found, number, session=session)
     late = logged(found, lambda line: replace(line, at=launched + 0.05) if (line.global_step, line.rank) == (9, 1) else line)
     assert told(time_conserved(Case(late)), "step 9 of attempt 0 rank 1 is dated 0.050 s after the attempt was over") == bounded
+
+
+@pytest.mark.parametrize(("final", "due"), [(True, True), (False, False)])
+def test_a_last_checkpoint_is_due_where_the_configuration_asks_for_it(blk: RunRecords, final: bool, due: bool) -> None:
+    """One every 18 steps: that of step 24 is the last one's alone."""
+    found = configured(blk, checkpoint=replace(blk.stored.config.checkpoint, every=18, final=final))
+    found = left(found, 2, checkpoints=kept(found.logs(2).checkpoints, lambda line: None if line.global_step == 24 else line))
+    finding = checkpoints_accounted(Case(found))
+    assert told(finding, "step 24 of attempt 2 was due and no checkpoint was submitted") == due, finding

@@ -16,7 +16,7 @@ from ecrl_cli.config.identity import reference_id, run_id
 from ecrl_cli.config.schema import RunConfig, SupervisionConfig
 from ecrl_cli.errors import EvidenceMissing, Stopped
 from ecrl_cli.metrics import disk as disks
-from ecrl_cli.metrics.disk import Disk, Sampler, coarser, disk_of, rates, read_disk, sampled
+from ecrl_cli.metrics.disk import Disk, Sampler, _plain, coarser, disk_of, rates, read_disk, sampled
 from ecrl_cli.records.events import DiskLine, SupervisorSession
 from ecrl_cli.records.journal import line_of, read_journal
 from ecrl_cli.records.layout import RunLayout
@@ -89,6 +89,11 @@ def test_a_device_that_is_gone_is_said(machine: Path) -> None:
     assert read_disk(Disk("md0")).write_bytes == 1024
     with pytest.raises(EvidenceMissing, match="sdb is gone"):
         read_disk(Disk("sdb"))
+
+
+@pytest.mark.parametrize(("written", "plain"), [("/a\\040b", "/a b"), ("/a\\134b\\011c", "/a\\b\tc"), ("/a\\09b", "/a\\09b"), ("/plain", "/plain")])
+def test_blanks_and_backslashes_of_a_mount_point_are_octal(written: str, plain: str) -> None:
+    assert _plain(written) == plain
 
 
 def test_rates_are_differences_by_time() -> None:

@@ -236,6 +236,9 @@ def test_snapshots_are_counted_by_themselves_and_priced_by_rank_0s_own_account(t
     spans = Lines(tuple(Span(category, start, end, 0, step) for category, start, end, step in spent), (), 0)
     taken = replace(taken, attempt_logs=(replace(taken.attempt_logs[0], spans=spans),))
     assert any(line.global_step == 6 for line in taken.attempt_logs[0].checkpoints.events)
+    logs = taken.attempt_logs[0]
+    uncommitted = replace(logs.checkpoints, events=tuple(line for line in logs.checkpoints.events if line.event != "committed"))
+    assert snapshots(replace(taken, attempt_logs=(replace(logs, checkpoints=uncommitted),)))["taken"] == 2, "what was submitted counts, not its end"
     assert snapshots(taken) == {"taken": 2, "copy_s": 5.0, "sync_s": 1.0, "per_snapshot_s": 3.0}
     assert snapshots(found) == {"taken": 0, "copy_s": 0.0, "sync_s": 0.0, "per_snapshot_s": 0.0}
 
