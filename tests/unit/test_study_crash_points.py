@@ -153,6 +153,16 @@ def test_a_kill_that_comes_when_all_is_saved_hits_nothing(bench: Bench, monkeypa
     assert not bench.kill(Save("unsafe", "group"), 0.001)["hit"]
 
 
+def test_a_killer_that_was_late_itself_tries_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    kill, waited = bench._killer.kill, [0.5, 0.001]
+
+    def late(do: str, run: RunLayout, save: Save, **values: float) -> dict[str, Any]:
+        return kill(do, run, save, after_s=waited.pop(0))
+
+    monkeypatch.setattr(bench._killer, "kill", late)
+    assert bench.kill(Save("unsafe", "group"), 0.001)["hit"] and not waited
+
+
 @pytest.mark.parametrize("bug", ["ack_before_rename", "janitor_sweeps_old", "overwrite_in_place", "stage_reused", "guard_skips_commit"])
 def test_a_bug_that_a_kill_can_show_is_found(bench: Bench, bug: str) -> None:
     assert search(bench, bug)["found"]

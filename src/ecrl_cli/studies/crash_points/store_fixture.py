@@ -25,7 +25,7 @@ from ecrl_cli.studies.frame.store_fixture import Payload, files_of, litter, stor
 
 HISTORY, STEP = (10, 20), 30
 BEFORE, VICTIM, AFTER = 0, 1, 2  # the attempts: the one with the history, the killed one, and the next one
-BACK_TO_BACK = 64  # more saves than a writer finishes before the latest kill
+BACK_TO_BACK = 24  # more saves than a writer finishes before the latest kill
 
 
 @dataclass(frozen=True)
