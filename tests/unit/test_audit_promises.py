@@ -187,6 +187,24 @@ def test_an_older_checkpoint_than_the_newest_is_named(tmp_path: Path) -> None:
     assert verdict.diagnosis == "attempt 1 went on behind step 4, and a checkpoint of step 8 had been finished"
 
 
+@pytest.mark.parametrize(("finished_by", "status"), [((0, 1), "invalid"), ((0,), "valid")])
+def test_a_checkpoint_that_each_rank_writes_is_finished_when_all_have(tmp_path: Path, finished_by: tuple[int, ...], status: str) -> None:
+    """Both ranks write their part of every checkpoint; one may die before that of step 8."""
+    for name in ("ref", "ref2"):
+        write_arm(tmp_path / name, (0, LAST))
+    write_arm(tmp_path / "struck", (0, 10), (4, LAST))
+    for attempt, first in enumerate((0, 4)):
+        for rank in (0, 1):
+            (path,) = (tmp_path / "struck" / f"attempt-{attempt:02d}").glob(f"rank{rank}-*.jsonl")
+            lines = [line for line in map(json.loads, path.read_text().splitlines()) if line["type"] != "save"]
+            steps = [step for step in (4, 8) if first < step and (step == 4 or rank in finished_by or attempt)]
+            lines += [{"type": "save", "path": f"out/step-{step}", "done": True, "after_step": step - first} for step in steps]
+            write(tmp_path / "struck", attempt, rank, [line | {"path": "out/step-4"} if line["type"] == "load" else line for line in lines])
+    verdict = judged(tmp_path)
+    found = next(finding for finding in verdict.findings if finding.promise == "right checkpoint")
+    assert (verdict.status, found.status) == (status, "broken" if status == "invalid" else "kept"), render(verdict, "struck")
+
+
 def test_a_job_that_ends_too_early_is_named(tmp_path: Path) -> None:
     for name in ("ref", "ref2"):
         write_arm(tmp_path / name, (0, LAST))

@@ -7,6 +7,7 @@ other rank's line counts.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,7 @@ def path_of(arm: Arm) -> Path:
     sizes = {number: max((process.world_size for process in processes), default=0) for number, processes in arm.attempts.items()}
     first = next((sizes[number] for number in sorted(sizes) if sizes[number]), 0)
     resized = frozenset(number for number, size in sizes.items() if size not in (0, first))
+    writers = _writers(arm, sizes)
     for number in sorted(arm.attempts):
         processes = arm.attempts[number]
         begun = _resumed(number, processes, states, saves) if offsets else Resumed(number, 0, "first", (), None, 0, None)
@@ -78,9 +80,30 @@ def path_of(arm: Arm) -> Path:
         _overwrite(steps, again, processes, (number, sizes), offset)
         for process in processes:
             states += _states(process, offset)
-            finished = [save for save in process.saves if save.get("done") and not save.get("overlapped")]
-            saves += [(offset + save["after_step"], str(save.get("path", ""))) for save in finished]
+        finished: dict[tuple[int, str], set[int]] = {}
+        for process, save in _finished(processes):
+            finished.setdefault((save["after_step"], str(save.get("path", ""))), set()).add(process.rank)
+        for step, path in finished:
+            ranks = {rank for (other, name), names in finished.items() if other == step and family(name) == family(path) for rank in names}
+            if ranks >= writers[sizes[number], family(path)]:
+                saves.append((offset + step, path))
     return Path(steps, again, resumed, offsets, resized)
+
+
+def _finished(processes: list[Process]) -> Iterator[tuple[Process, dict[str, Any]]]:
+    for process in processes:
+        for save in process.saves:
+            if save.get("done") and not save.get("overlapped"):
+                yield process, save
+
+
+def _writers(arm: Arm, sizes: dict[int, int]) -> dict[tuple[int, str], set[int]]:
+    """By number of processes and family of paths, the ranks that write such a checkpoint: it is finished when all of them have."""
+    found: dict[tuple[int, str], set[int]] = {}
+    for number, processes in arm.attempts.items():
+        for process, save in _finished(processes):
+            found.setdefault((sizes[number], family(str(save.get("path", "")))), set()).add(process.rank)
+    return found
 
 
 def _overwrite(steps: Any, again: Any, processes: list[Process], made: tuple[int, dict[int, int]], offset: int) -> None:
