@@ -198,8 +198,12 @@ def test_a_checkpoint_that_each_rank_writes_is_finished_when_all_have(tmp_path: 
             (path,) = (tmp_path / "struck" / f"attempt-{attempt:02d}").glob(f"rank{rank}-*.jsonl")
             lines = [line for line in map(json.loads, path.read_text().splitlines()) if line["type"] != "save"]
             steps = [step for step in (4, 8) if first < step and (step == 4 or rank in finished_by or attempt)]
-            lines += [{"type": "save", "path": f"out/step-{step}", "done": True, "after_step": step - first} for step in steps]
-            write(tmp_path / "struck", attempt, rank, [line | {"path": "out/step-4"} if line["type"] == "load" else line for line in lines])
+            lines += [{"type": "save", "path": f"out/step-{step}/random_{rank}.pkl", "done": True, "after_step": step - first} for step in steps]
+            if rank == 0:  # what one rank writes for all may be there already
+                lines += [
+                    {"type": "save", "path": f"out/step-{step}/model.pt", "done": True, "after_step": step - first} for step in (4, 8) if first < step
+                ]
+            write(tmp_path / "struck", attempt, rank, [line | {"path": "out/step-4/model.pt"} if line["type"] == "load" else line for line in lines])
     verdict = judged(tmp_path)
     found = next(finding for finding in verdict.findings if finding.promise == "right checkpoint")
     assert (verdict.status, found.status) == (status, "broken" if status == "invalid" else "kept"), render(verdict, "struck")

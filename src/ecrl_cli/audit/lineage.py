@@ -80,13 +80,13 @@ def path_of(arm: Arm) -> Path:
         _overwrite(steps, again, processes, (number, sizes), offset)
         for process in processes:
             states += _states(process, offset)
-        finished: dict[tuple[int, str], set[int]] = {}
+        finished: dict[tuple[int, str], set[tuple[str, int]]] = {}
         for process, save in _finished(processes):
-            finished.setdefault((save["after_step"], str(save.get("path", ""))), set()).add(process.rank)
-        for step, path in finished:
-            ranks = {rank for (other, name), names in finished.items() if other == step and family(name) == family(path) for rank in names}
-            if ranks >= writers[sizes[number], family(path)]:
-                saves.append((offset + step, path))
+            path = str(save.get("path", ""))
+            finished.setdefault((save["after_step"], _checkpoint(path)), set()).add((path, process.rank))
+        for (step, checkpoint), parts in finished.items():
+            if {(family(path), rank) for path, rank in parts} >= writers[sizes[number], checkpoint]:
+                saves += [(offset + step, path) for path, _ in parts]
     return Path(steps, again, resumed, offsets, resized)
 
 
@@ -97,13 +97,20 @@ def _finished(processes: list[Process]) -> Iterator[tuple[Process, dict[str, Any
                 yield process, save
 
 
-def _writers(arm: Arm, sizes: dict[int, int]) -> dict[tuple[int, str], set[int]]:
-    """By number of processes and family of paths, the ranks that write such a checkpoint: it is finished when all of them have."""
-    found: dict[tuple[int, str], set[int]] = {}
+def _writers(arm: Arm, sizes: dict[int, int]) -> dict[tuple[int, str], set[tuple[str, int]]]:
+    """By number of processes and kind of checkpoint, its parts and the ranks that write them: it is finished when all of them are."""
+    found: dict[tuple[int, str], set[tuple[str, int]]] = {}
     for number, processes in arm.attempts.items():
         for process, save in _finished(processes):
-            found.setdefault((sizes[number], family(str(save.get("path", "")))), set()).add(process.rank)
+            path = str(save.get("path", ""))
+            found.setdefault((sizes[number], _checkpoint(path)), set()).add((family(path), process.rank))
     return found
+
+
+def _checkpoint(path: str) -> str:
+    """The kind of checkpoint that `path` is a part of: the folder, if that is numbered, else the file."""
+    folder = family(path).rpartition("/")[0]
+    return folder if "#" in folder.rpartition("/")[2] else family(path)
 
 
 def _overwrite(steps: Any, again: Any, processes: list[Process], made: tuple[int, dict[int, int]], offset: int) -> None:
