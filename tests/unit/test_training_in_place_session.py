@@ -28,9 +28,19 @@ def test_a_live_run_does_not_slip_onto_a_gpu(monkeypatch: pytest.MonkeyPatch, de
         assert session.settle() == torch.device("cpu")
 
 
+def skip_without_attention_in_bf16() -> None:
+    """torch 2.15 refuses it on a processor with AMX under ATEN_CPU_CAPABILITY=avx2."""
+    try:
+        torch.nn.functional.scaled_dot_product_attention(*torch.zeros(3, 1, 4, 16, 8, dtype=torch.bfloat16))
+    except RuntimeError as error:
+        pytest.skip(f"torch cannot do attention in bf16 here: {error}")
+
+
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18", "vit"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_rehearsal_reaches_every_parameter_and_leaves_the_model_as_it_was(name: str, precision: str) -> None:
+    if name == "vit" and precision == "bf16":
+        skip_without_attention_in_bf16()
     model = build(ModelConfig(name=name, width=32), RECORD.classes, RECORD.shape)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     reached = set[str]()
