@@ -28,25 +28,20 @@ def test_a_live_run_does_not_slip_onto_a_gpu(monkeypatch: pytest.MonkeyPatch, de
         assert session.settle() == torch.device("cpu")
 
 
-def skip_without_attention_in_bf16() -> None:
-    """torch 2.15 refuses it on a processor with AMX under ATEN_CPU_CAPABILITY=avx2."""
-    try:
-        torch.nn.functional.scaled_dot_product_attention(*torch.zeros(3, 1, 4, 16, 8, dtype=torch.bfloat16))
-    except RuntimeError as error:
-        pytest.skip(f"torch cannot do attention in bf16 here: {error}")
-
-
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18", "vit"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_rehearsal_reaches_every_parameter_and_leaves_the_model_as_it_was(name: str, precision: str) -> None:
-    if name == "vit" and precision == "bf16":
-        skip_without_attention_in_bf16()
     model = build(ModelConfig(name=name, width=32), RECORD.classes, RECORD.shape)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     reached = set[str]()
     for key, parameter in model.named_parameters():
         parameter.register_hook(lambda gradient, key=key: reached.add(key))
-    warm_up_model(model, RunConfig(precision=precision, global_batch=8, world_size=2), RECORD)
+    try:
+        warm_up_model(model, RunConfig(precision=precision, global_batch=8, world_size=2), RECORD)
+    except RuntimeError as error:  # torch 2.15, on a processor with AMX under ATEN_CPU_CAPABILITY=avx2
+        if "only supported when avx512" not in str(error):
+            raise
+        pytest.skip(f"torch cannot do attention in bf16 here: {error}")
     assert reached == {key for key, _ in model.named_parameters()}
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
