@@ -73,7 +73,11 @@ def main(pid: int, mark: str, folder: str) -> None:
         os.write(1, b"ready\n")
         select.select([gone], [], [])
     end_all(mark)
-    shutil.rmtree(folder, ignore_errors=True)
+    for _ in range(50):  # what is just ending may still write into it
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.access(folder, os.F_OK):
+            break
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":
