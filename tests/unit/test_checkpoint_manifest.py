@@ -11,9 +11,10 @@ import pytest
 from blake3 import blake3
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse, parse_canonical
-from ecrl_cli.checkpoint.format.hashing import chunk_sums, part_digest, tensor_digest
+from ecrl_cli.checkpoint.format.hashing import chunk_sums, tensor_digest
 from ecrl_cli.checkpoint.format.manifest import Manifest, PartEntry, TensorEntry, components, make_commit, read_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, TRAIN
+from ecrl_cli.studies.frame.store_fixture import part_digest
 
 SHA = "a" * 64
 BAD_NAMES = ("../x", "/x", "a/b", "x\0", "", ".", "..", "A", "a..b", "x" * 65)

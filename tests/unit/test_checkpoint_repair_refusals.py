@@ -14,7 +14,6 @@ import google_crc32c
 import pytest
 from blake3 import blake3
 
-from ecrl_cli.checkpoint.format.hashing import part_digest
 from ecrl_cli.checkpoint.format.names import CHUNK, COMMIT, MANIFEST, MODEL, TRAIN
 from ecrl_cli.checkpoint.repair import damage, record_repair
 from ecrl_cli.checkpoint.repair.damage import BitFlip
@@ -24,6 +23,7 @@ from ecrl_cli.checkpoint.repair.repair import repair
 from ecrl_cli.checkpoint.repair.scrub import holds_checkpoints
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import READ, PosixFs
+from ecrl_cli.studies.frame.store_fixture import part_digest
 from tests.unit.checkpoint_support import commit, flip, image, store_at
 
 OLD = Form(1, "sha256")

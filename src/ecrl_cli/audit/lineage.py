@@ -81,29 +81,28 @@ def path_of(arm: Arm) -> Path:
         for process in processes:
             states += _states(process, offset)
         finished: dict[tuple[int, str], set[tuple[str, int]]] = {}
-        for process, save in _finished(processes):
-            path = str(save.get("path", ""))
-            finished.setdefault((save["after_step"], _checkpoint(path)), set()).add((path, process.rank))
+        for path, rank, step in _finished(processes):
+            finished.setdefault((step, _checkpoint(path)), set()).add((path, rank))
         for (step, checkpoint), parts in finished.items():
             if {(family(path), rank) for path, rank in parts} >= writers[sizes[number], checkpoint]:
                 saves += [(offset + step, path) for path, _ in parts]
     return Path(steps, again, resumed, offsets, resized)
 
 
-def _finished(processes: list[Process]) -> Iterator[tuple[Process, dict[str, Any]]]:
+def _finished(processes: list[Process]) -> Iterator[tuple[str, int, int]]:
+    """Path, rank and step of the attempt for each file or folder that a process has finished."""
     for process in processes:
         for save in process.saves:
             if save.get("done") and not save.get("overlapped"):
-                yield process, save
+                yield str(save.get("path", "")), process.rank, save["after_step"]
 
 
 def _writers(arm: Arm, sizes: dict[int, int]) -> dict[tuple[int, str], set[tuple[str, int]]]:
     """By number of processes and kind of checkpoint, its parts and the ranks that write them: it is finished when all of them are."""
     found: dict[tuple[int, str], set[tuple[str, int]]] = {}
     for number, processes in arm.attempts.items():
-        for process, save in _finished(processes):
-            path = str(save.get("path", ""))
-            found.setdefault((sizes[number], _checkpoint(path)), set()).add((family(path), process.rank))
+        for path, rank, _ in _finished(processes):
+            found.setdefault((sizes[number], _checkpoint(path)), set()).add((family(path), rank))
     return found
 
 

@@ -139,12 +139,6 @@ def batches(items: Sequence[T], nbytes: Callable[[T], int]) -> list[list[T]]:
     return found
 
 
-def part_digest(name: str, entry: PartEntry, data: Buffer, digest: str = DIGEST) -> str:
-    """The digest of a part in memory, in today's format version."""
-    view = memoryview(data)
-    return root(digest, [hexdigest(digest, view[leaf.start : leaf.end], leaf.prefix) for leaf in leaves(name, entry, FORMAT_VERSION)])
-
-
 def document_entry(data: bytes, digest: str = DIGEST, version: int = FORMAT_VERSION) -> PartEntry:
     """The entry of a JSON part."""
     return PartEntry(len(data), hexdigest(digest, data), chunk_sums(data, version), {})

@@ -192,8 +192,10 @@ def rebuild_entry(fs: Fs, fd: int, size: int, name: str, form: Form, limit: int)
         raise ValueError(f"{size} bytes, at most {limit} are read")
     sums = tuple(crc for piece in pieces(fs, fd, 0, size) for crc in chunk_sums(piece, form.version))
     entry = PartEntry(size, "", sums, _tensors(fs, fd, size, form.digest))
-    tree = leaves(name, entry, form.version)
-    digests = [streamed(form.digest, leaf.prefix, pieces(fs, fd, leaf.start, leaf.end)) for leaf in tree]
+    digests = [
+        entry.tensors[leaf.place.spec.name].digest if leaf.place else streamed(form.digest, leaf.prefix, pieces(fs, fd, leaf.start, leaf.end))
+        for leaf in leaves(name, entry, form.version)
+    ]
     return replace(entry, digest=root(form.digest, digests))
 
 

@@ -260,7 +260,7 @@ Hashed = dict[TensorPlace, tuple[str, bool]]  # the digest of each tensor's byte
 def _hash_parts(fs: Fs, found: OpenCheckpoint, manifest: Manifest, finite: str, pool: ThreadPoolExecutor | None) -> dict[str, Hashed | None]:
     """Check the digest of each part. Returns what is known of its tensors by then; None for a part that is one leaf."""
     trees: dict[str, tuple[Leaf, ...]] = {}
-    for name in found.files.keys() - {TRAIN}:  # which was hashed as it was read
+    for name in (part for part in found.files if part != TRAIN):  # train.json was hashed as it was read
         with layer("schema"):
             trees[name] = leaves(name, manifest.parts[name], manifest.schema_version)
     jobs = [(name, batch) for name, tree in trees.items() for batch in batches(tree, lambda leaf: leaf.end - leaf.start)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.checkpoint.format.canonical_json import digest, parse, parse_canonical
-from ecrl_cli.checkpoint.format.hashing import part_digest, tensor_digest
+from ecrl_cli.checkpoint.format.hashing import tensor_digest
 from ecrl_cli.checkpoint.format.image import TensorPlace
 from ecrl_cli.checkpoint.format.manifest import Commit, Manifest, PartEntry, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, TRAIN
@@ -20,7 +20,7 @@ from ecrl_cli.config.codec import decode
 from ecrl_cli.studies.corruption.byte_faults import PUBLISHED_FAULTS, zeros_over_zeros
 from ecrl_cli.studies.corruption.content import PUBLISHED, image_of, store_at, training_specs
 from ecrl_cli.studies.corruption.in_memory import Files, looked, outcome
-from ecrl_cli.studies.frame.store_fixture import GUARD, files_under
+from ecrl_cli.studies.frame.store_fixture import GUARD, files_under, part_digest
 from ecrl_cli.studies.frame.study import Arm, StudyContext, Trial, asked
 
 MECHANISMS = ("load", "digest", "sha")

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
-from ecrl_cli.checkpoint.format.hashing import chunk_sums, hexdigest, part_digest
+from ecrl_cli.checkpoint.format.hashing import chunk_sums, hexdigest, leaves, root
 from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, ImagePlan, PartPlace, TensorPlace, TensorSpec, plan_image
 from ecrl_cli.checkpoint.format.manifest import Components, PartEntry, TensorEntry
-from ecrl_cli.checkpoint.format.names import COMMIT, DIGEST, MANIFEST, STAGE_PREFIX, TRAIN, TRASH_PREFIX, step_name
+from ecrl_cli.checkpoint.format.names import COMMIT, DIGEST, FORMAT_VERSION, MANIFEST, STAGE_PREFIX, TRAIN, TRASH_PREFIX, step_name
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
@@ -126,6 +126,12 @@ def sealed(commit: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     """A commit record with `changes` and its own hash made to agree."""
     body = {key: value for key, value in (dict(commit) | changes).items() if key != "self_sha256"}
     return body | {"self_sha256": digest(body)}
+
+
+def part_digest(name: str, entry: PartEntry, data: bytes) -> str:
+    """The digest of a part with these bytes, in today's format version. ValueError if it cannot have the tensors of `entry`."""
+    tree = leaves(name, entry, FORMAT_VERSION)
+    return root(DIGEST, [hexdigest(DIGEST, data[leaf.start : leaf.end], leaf.prefix) for leaf in tree])
 
 
 def part_entry(name: str, data: bytes, tensors: Mapping[str, Any]) -> dict[str, Any]:
