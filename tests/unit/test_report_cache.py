@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -193,3 +194,45 @@ def test_two_recordings_of_one_run_are_repeats(sweep: Path) -> None:
     again = replace(runs[1], input=RunInput(RunLayout(sweep / "again"), "again", {}), recording=replace(runs[1].recording, start=("boot", 5.0, 5.0)))
     kept, notes = without_copies([*runs, again])
     assert len(kept) == 3 and notes == ("blk and again are 2 recordings of one run: each is counted.",)
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("names", [("blk",), ("blk", "more", "again")])  # one after the other, and by forked workers
+def test_a_run_without_a_verdict_that_holds_is_verified_first(sweep: Path, names: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """Once: the verdict is kept, and the next report repeats none."""
+    for name in names[1:]:
+        shutil.copytree(sweep / "blk", sweep / name)
+    for name in names:
+        RunLayout(sweep / name).verdict.unlink()
+    before = RunLayout(sweep / "ref").verdict.stat().st_mtime_ns
+    assert main.main(["report", str(sweep)]) == 0
+    what = f"{len(names)} run{'s' if len(names) > 1 else ''}"
+    assert f"verifying {what} without a verdict that holds (--no-verify leaves that out)\n" in capsys.readouterr().err
+    assert all(read(sweep / name).verdict.status == "valid" for name in names)
+    assert RunLayout(sweep / "ref").verdict.stat().st_mtime_ns == before
+    assert main.main(["report", str(sweep)]) == 0
+    assert "verif" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_verdict_over_other_records_is_spoken_again(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit_lines(RunLayout(sweep / "blk").attempt(0).rank(1), at_step(9, loss=0.5))
+    assert main.main(["report", str(sweep), "--no-verify"]) in (1, 3) and read(sweep / "blk").verdict.status == "missing"
+    assert "verifying" not in capsys.readouterr().err
+    assert main.main(["report", str(sweep)]) == 1
+    assert read(sweep / "blk").verdict.status == "invalid"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_that_has_not_ended_or_cannot_be_written_is_not_verified(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(sweep / "blk", sweep / "running")
+    edit_json(RunLayout(sweep / "running").supervisor, lambda record: record | {"terminal_status": "running"})
+    for name in ("blk", "running"):
+        RunLayout(sweep / name).verdict.unlink()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert main.main(["report", str(sweep), "--out", str(sweep / "out")]) in (1, 3)
+    said = capsys.readouterr().err
+    assert "blk: cannot be written, so it is not verified; ecrl report --judge judges without storing anything" in said
+    assert "running:" not in said and not any(RunLayout(sweep / name).verdict.exists() for name in ("blk", "running"))

@@ -99,9 +99,10 @@ only who has the key can.
 """
 
 _REPORT = """\
-ecrl report DIR... [--against OTHER] [--out DIR] [--judge] [--json]
+ecrl report DIR... [--against OTHER] [--out DIR] [--judge | --no-verify] [--json]
 
 Writes index.html, Markdown, CSV, JSON and figures of recorded runs and studies, into DIR/report unless --out names a folder.
+Runs that have ended and have no verdict that holds are verified first, as `ecrl verify` does.
 0; 1 where a gate failed or a study is incomplete; 3 where a verdict or a study's result is missing.
 
 Arms are compared pair by pair (one suite, one seed), with intervals, sign counts and the noise floor: add variant=...,ref2 to measure it.
@@ -118,6 +119,7 @@ Examples
   --out DIR          where the report goes
   --judge            judge every run anew. Without it the verdicts on file are shown, where records and checkpoints have not changed since; they are
                      not signed: use it for runs that somebody else verified
+  --no-verify        show the verdicts on file and verify nothing
   --json             print it as JSON
 
 """

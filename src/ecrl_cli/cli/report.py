@@ -1,22 +1,38 @@
-"""`ecrl report`: a page, tables and figures of runs and studies, and the main tables on standard output."""
+"""`ecrl report`: a page, tables and figures of runs and studies, and the main tables on standard output; what has no verdict is verified first."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from ecrl_cli.cli.console import Parser, out
+from rich.console import Console
+from rich.progress import Progress
+
+from ecrl_cli.cli.console import Parser, out, say
 from ecrl_cli.cli.targets import checked
+from ecrl_cli.cli.verify import judge
+from ecrl_cli.errors import EcrlError
+from ecrl_cli.records.journal import read_json
+from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report as build_report
-from ecrl_cli.report.formats import printable
+from ecrl_cli.report.formats import plural, printable
+from ecrl_cli.report.model.inputs import find_inputs
+from ecrl_cli.report.model.run_record import verdict_on_file
+from ecrl_cli.report.parallel import parallel_map
+from ecrl_cli.verify.reference import References
 
 
 def report(argv: Sequence[str]) -> int:
     """Writes the report beside its inputs (or to --out) and prints the page's path. Exit code 1: a gate failed; 3: a verdict or result is missing."""
     flags = parser().parse_args(list(argv))
     other = checked(flags.against) if flags.against else None
+    if flags.verify and not flags.judge:
+        verify_missing([*flags.folders, *([other] if other else [])])
     made = build_report([checked(folder) for folder in flags.folders], flags.out, other, flags.judge)
     for note in made.notes:
         sys.stderr.write(f"ecrl: {printable(note)}\n")
@@ -29,6 +45,46 @@ def report(argv: Sequence[str]) -> int:
     return made.exit_code
 
 
+def verify_missing(folders: list[Path]) -> None:
+    """Verifies the runs in `folders` that have ended and have no verdict that holds, as `ecrl verify` does, and says so; others are left alone.
+    A run that cannot be judged is named; the report shows it as not verified.
+    """
+    due = [place.layout.root for place in find_inputs([checked(folder) for folder in folders]).runs if _unjudged(place.layout)]
+    fixed = [run for run in due if not os.access(run, os.W_OK)]
+    for run in fixed:
+        say(f"ecrl: {run}: cannot be written, so it is not verified; ecrl report --judge judges without storing anything")
+    due = [run for run in due if run not in fixed]
+    if not due:
+        return
+    say(f"verifying {plural(len(due), 'run')} without a verdict that holds (--no-verify leaves that out)")
+    with Progress(console=Console(stderr=True), auto_refresh=False, transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("verifying", total=len(due))
+
+        def judged(answer: tuple[str, str]) -> None:
+            bar.update(task, advance=1, refresh=True)
+            run, error = answer
+            if error:
+                say(error)
+            elif bar.disable and len(due) > 1:
+                say(f"verified {run}")
+
+        parallel_map(partial(_judged, known=References()), due, done=judged)
+
+
+def _judged(run: Path, known: References) -> tuple[str, str]:
+    """The run's name, and why it cannot be judged (empty if it was)."""
+    answer = judge(run, None, known)
+    return run.name, answer.text if "error" in answer.document else ""
+
+
+def _unjudged(layout: RunLayout) -> bool:
+    """Whether the run has ended and has no verdict on file, or one of other records."""
+    with suppress(EcrlError, OSError, KeyError, TypeError, AttributeError):  # the report names what is wrong with a file
+        ended = read_json(layout.supervisor)["terminal_status"] != "running"
+        return bool(ended and verdict_on_file(layout)[0].status == "missing")
+    return False
+
+
 def parser() -> Parser:
     """The argument parser."""
     made = Parser(prog="ecrl report", add_help=False, allow_abbrev=False)
@@ -36,5 +92,6 @@ def parser() -> Parser:
     made.add_argument("--out", type=Path)
     made.add_argument("--against", type=Path)
     made.add_argument("--judge", action="store_true")
+    made.add_argument("--no-verify", dest="verify", action="store_false")
     made.add_argument("--json", action="store_true")
     return made

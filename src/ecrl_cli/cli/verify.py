@@ -62,7 +62,7 @@ def verify(argv: Sequence[str]) -> int:
     known = References(key)
     if flags.with_reference and (stopped := train_references(runs, known)):
         return stopped
-    answers = {str(run): _answer(run, reference, known) for run in runs}
+    answers = {str(run): judge(run, reference, known) for run in runs}
     for folder in folders:
         config = ScrubConfig(flags.sample, flags.deep, _integrity_config(folder.folder.resolve(), flags.max_bytes))
         try:
@@ -119,7 +119,10 @@ def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:
         check_folder(flags.repair, folders[0].folder)
 
 
-def _answer(run: Path, reference: Path | None, known: References) -> VerifyOutput:
+def judge(run: Path, reference: Path | None, known: References) -> VerifyOutput:
+    """Judges one run and stores verdict.json and divergence.json beside its records; `document` has `error` where the run cannot be judged.
+    RunDirectoryError where `reference` cannot be used.
+    """
     try:
         verdict = verify_run(run, reference, known)
     except RunDirectoryError:  # the named reference is unusable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, TypeVar
 
@@ -16,13 +16,23 @@ FEWEST = 3  # items; with fewer, starting workers takes longer than it saves
 _work: Callable[[int], Any] | None = None
 
 
-def parallel_map(function: Callable[[T], R], things: Sequence[T], workers: int | None = None) -> list[R]:
-    """`function` of each of `things`, in order; results are pickled. Its exceptions are raised here."""
+def parallel_map(
+    function: Callable[[T], R], things: Sequence[T], workers: int | None = None, done: Callable[[R], object] = lambda result: None
+) -> list[R]:
+    """`function` of each of `things`, in order; results are pickled. Its exceptions are raised here. `done` is called here with each result."""
     count = min(workers or os.cpu_count() or 1, len(things))
     if count < 2 or len(things) < FEWEST or _work is not None:
-        return [function(thing) for thing in things]
+        return _collected((function(thing) for thing in things), done)
     with _inherited(lambda number: function(things[number])), _pool(count) as pool:
-        return list(pool.map(_numbered, range(len(things)), chunksize=max(1, len(things) // (8 * count))))
+        return _collected(pool.map(_numbered, range(len(things)), chunksize=max(1, len(things) // (8 * count))), done)
+
+
+def _collected(results: Iterable[R], done: Callable[[R], object]) -> list[R]:
+    found: list[R] = []
+    for result in results:
+        found.append(result)
+        done(result)
+    return found
 
 
 class _inherited:
