@@ -228,9 +228,39 @@ def test_a_damaged_manifest_is_not_overwritten(started: list[RunConfig], tmp_pat
 
 
 def test_the_configuration_is_shown_without_a_run(started: list[RunConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--cfg", "job", "seed=5"]) == 0
+    assert main(["train", "--cfg", "job", "seed=5", "--json"]) == 0
     (shown,) = json.loads(capsys.readouterr().out).values()
     assert shown["seed"] == 5 and not started and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "seed=5",
+        "+suite=cifar10-r50-late scale=smoke variant=ovl",
+        "+suite=exp2 scale=cpu variant=elastic world_size=4",
+        "+suite=digits-replicas variant=elastic elastic.schedule={40:1}",
+        "+suite=exp3 scale=gpu failure=none",
+        "dataset=fake failure=listed failure.entries=[kill@40.backward/0.25:1,'nan@50'] setting=published",
+        "model=vit optimizer=adamw schedule=between failure=nan optimizer.lr=1e-05 target_steps=600 scale=smoke",
+        "failure=mtbf failure.mtbf_steps=30.5 recovery=checkpoint_restart state_digests=false suite_name=1e5",
+    ],
+)
+def test_what_is_shown_can_be_fed_back(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a suite of the user's own it makes the same run, and is shown as the same text."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *words.split(), "--cfg", "job"]) == 0
+    first = capsys.readouterr().out
+    (tmp_path / "suite").mkdir()
+    (tmp_path / "suite" / "mine.yaml").write_text(first)
+    assert main(["train", "--config-dir", ".", "+suite=mine", "--cfg", "job"]) == 0
+    assert capsys.readouterr().out == first  # with the run's name, in which its run id is
+
+
+def test_the_runs_of_a_sweep_are_shown_as_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["-m", "seed=1,2", "--cfg", "job"]) == 0
+    assert [shown["seed"] for shown in yaml.safe_load_all(capsys.readouterr().out)] == [1, 2]
 
 
 def test_the_arms_of_a_suite_and_seed_take_turns_in_going_first() -> None:

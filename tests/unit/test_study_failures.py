@@ -121,7 +121,7 @@ def test_the_command_of_the_run_alone_makes_the_same_run() -> None:
     other = FailureRunSpec("small_cnn", 3, "overlapped", "atomic_nodirsync", "single")
     for setup, entries in ((PLAIN, KILLS), (other, ("writer@5%before_rename",)), (course, ("kill@7:0",))):
         typed = training_study.typed(setup.keys(entries)).removeprefix("ecrl train ")
-        line = f"{sys.executable} -m ecrl_cli.cli.main train {typed} --cfg job"
+        line = f"{sys.executable} -m ecrl_cli.cli.main train {typed} --cfg job --json"
         done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert list(json.loads(done.stdout)) == [run_name(build(setup.keys(entries)))], "whose end is of the run's id"

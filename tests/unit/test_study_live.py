@@ -71,7 +71,7 @@ def test_only_ranks_that_are_surely_there_are_struck(tmp_path: Path) -> None:
 
 def test_the_command_of_the_run_alone_makes_the_same_run() -> None:
     course, entries = LiveRunSpec("immediate_rollback", 3, 2, "overlapped", 0.2), ("kill@5.backward/0.4:0+2",)
-    words = f"{sys.executable} -m ecrl_cli.cli.main train {training_study.typed(course.keys(entries)).removeprefix('ecrl train ')} --cfg job"
+    words = f"{sys.executable} -m ecrl_cli.cli.main train {training_study.typed(course.keys(entries)).removeprefix('ecrl train ')} --cfg job --json"
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert list(json.loads(done.stdout)) == [run_name(build(course.keys(entries)))], "whose end is of the run's id"

@@ -46,8 +46,8 @@ Examples
 
   -m, --multirun     a folder for a sweep: every combination of the values with commas
   --config-dir DIR   your own YAML files join (DIR/suite/mine.yaml gives +suite=mine); those of an installed package are found without it
-  --cfg job          show the resolved configuration and stop
-  --json             print how each run ended as JSON
+  --cfg job          show the resolved configuration and stop, as YAML that can be fed back: as DIR/suite/mine.yaml, by --config-dir DIR +suite=mine
+  --json             print how each run ended as JSON (with --cfg job: the configurations)
   --mix              a sweep may take up runs that another code or machine began; manifest.csv names them, the report averages no such suite
   --yes, -y          start without asking where it takes longer than ten minutes (asked at a terminal only; never in CI or a batch job)
   --debug            add the traceback to an error

@@ -6,12 +6,15 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.console import say
 from ecrl_cli.cli.prepare import Say, TrainPlan, estimate, expected_seconds, prepare
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.estimates import human_seconds
+from ecrl_cli.config.omegaconf_bridge import yaml_text
+from ecrl_cli.config.schema import RunConfig, ScaleConfig
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.runs.run_plan import references
 
@@ -23,7 +26,9 @@ def train(argv: Sequence[str], *, debug: bool = False, say: Say = say) -> int:
     arguments = parse(argv)
     plan = prepare(arguments, say)
     if arguments.show:
-        sys.stdout.write(json.dumps({name: encode(run.config) for name, run in plan.runs.items()}, indent=2) + "\n")
+        configs = {name: run.config for name, run in plan.runs.items()}
+        as_json = json.dumps({name: encode(config) for name, config in configs.items()}, indent=2) + "\n" if arguments.json else ""
+        sys.stdout.write(as_json or "---\n".join(suite_file(name, config) for name, config in configs.items()))
         return 0
     if any(run.config.scale.name == "paper" for run in plan.runs.values()):
         say(estimate(plan))
@@ -33,6 +38,16 @@ def train(argv: Sequence[str], *, debug: bool = False, say: Say = say) -> int:
     if not arguments.yes and plan.engine != "submitit_slurm":
         confirm_long_run(expected_seconds(plan), say)
     return _run(plan, debug=debug, as_json=arguments.json, say=say)
+
+
+def suite_file(name: str, config: RunConfig) -> str:
+    """The resolved configuration of the run `name` as YAML that composes to it again: as `DIR/suite/NAME.yaml` with `--config-dir DIR +suite=NAME`.
+
+    The scale keeps its name and loses its factors: they have been applied.
+    """
+    values = encode(replace(config, scale=ScaleConfig(name=config.scale.name)))
+    values["elastic"]["schedule"] = dict(config.elastic.schedule)  # as JSON its keys are strings
+    return f"# @package _global_\n# {name}; as DIR/suite/NAME.yaml: ecrl train --config-dir DIR +suite=NAME\n{yaml_text(values)}"
 
 
 def confirm_long_run(expected_s: float, say: Say) -> None:
