@@ -63,4 +63,4 @@ def test_a_parameter_that_takes_no_part_is_named_before_the_first_step() -> None
         wrap(Idle(), WarmUp((4,), torch.device("cpu"), nullcontext(), find_unused_parameters=True))
     finally:
         dist.destroy_process_group(group)
-    assert "ddp.find_unused_parameters: is false, and 2 parameter(s) take no part in the loss (spare.weight, spare.bias)" in raised.value.line()
+    assert "ddp.find_unused_parameters: is false, and 2 parameters take no part in the loss (spare.weight, spare.bias)" in raised.value.line()

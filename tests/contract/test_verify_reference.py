@@ -163,7 +163,7 @@ DISTURBED: dict[str, tuple[Spoil, str]] = {
     "went on from memory": (lambda run: attempts(run, lambda a: a[0].update(memory="snapshot", continues=0)), "attempt 0 went on from memory"),
     "a failure fired": (
         lambda run: claim(run, InjectedFault(0, "slow_rank", 0, 3, 0, 1000.5, 1000.5)),
-        "1 failures fired, the first in attempt 0",
+        "1 failure fired, the first in attempt 0",
     ),
     "logs of an attempt on no record": (lambda run: shutil.copytree(run.attempt(0).folder, run.attempt(1).folder), "attempt 1 left logs"),
     "a gap in a log": (

@@ -91,7 +91,7 @@ def next_replica(run: RunLayout) -> None:
 
 
 SPOILT: dict[str, tuple[Spoil, str, str]] = {
-    "a replica's loss is missing": (one_loss_less, ONCE, "step 3 rank 2 (attempt 0) logged the losses of 1 replicas, it owns 2"),
+    "a replica's loss is missing": (one_loss_less, ONCE, "step 3 rank 2 (attempt 0) logged the losses of 1 replica, it owns 2"),
     "one number for two replicas": (
         lambda run: edit_lines(run.attempt(0).rank(2), at_step(3, loss=0.5)),
         ONCE,

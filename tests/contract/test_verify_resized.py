@@ -217,4 +217,4 @@ def test_inputs_that_differ_are_seen_across_world_sizes(sweep: Path, run: RunLay
     edit_lines(run.attempt(2).rank(0), at_step(11, inputs_hash="0" * 64))
     finding = found(verify_run(run.root), INPUT)
     assert finding.status == INVALID
-    assert "epoch 1 cursor 0: the inputs of 1 ranks in this run are not those of 2 ranks in the reference" in finding.message
+    assert "epoch 1 cursor 0: the inputs of 1 rank in this run are not those of 2 ranks in the reference" in finding.message

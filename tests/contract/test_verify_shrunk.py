@@ -91,7 +91,7 @@ def test_none_shrinks_without_a_node_that_did_not_answer(
 def test_a_planned_failure_of_a_rank_that_went_with_its_node_is_excused_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = verify_run(shrunk(tmp_path, monkeypatch, 2, "shrink", (15, 20)).root)
     assert_kept(verdict)
-    assert "entry 1 did not fire: rank 1 had gone with a node, 1 ranks did step 20" in finding(verdict, "failures-once").evidence
+    assert "entry 1 did not fire: rank 1 had gone with a node, 1 rank did step 20" in finding(verdict, "failures-once").evidence
 
 
 def test_one_that_was_there_is_owed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

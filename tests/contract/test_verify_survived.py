@@ -416,7 +416,7 @@ ROLLED_BACK: dict[str, tuple[Spoil, str, str, str]] = {
         of_attempt(world_size=1, origins=[0], joined=[]),
         RECORDS,
         INVALID,
-        "attempt 1 had 1 ranks, the configuration says 2",
+        "attempt 1 had 1 rank, the configuration says 2",
     ),
     "a newcomer in a living rank's place": (of_attempt(origins=[0, 0]), RECORDS, INVALID, "newcomers took the places [0], and that ranks [0] stayed"),
     "all are newcomers": (of_attempt(joined=[0, 1]), RECORDS, INVALID, "attempt 1 took over ranks, and all of its own are newcomers"),
@@ -438,7 +438,7 @@ def test_a_spoilt_rollback_is_caught(rollback: RunLayout, name: str) -> None:
     assert any(words in text for text in said(verdict)), render(verdict)
 
 
-@pytest.mark.parametrize(("entry", "why"), [("kill@20:1", "1 ranks did step 20"), ("kill@9:1", "2 ranks did step 9")])
+@pytest.mark.parametrize(("entry", "why"), [("kill@20:1", "1 rank did step 20"), ("kill@9:1", "2 ranks did step 9")])
 def test_a_planned_failure_of_a_rank_that_nobody_replaced_is_excused_and_told(tmp_path: Path, entry: str, why: str) -> None:
     """A plan that its own deaths leave without a victim is refused: the death here was not planned."""
     verdict = verify_run(SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9),), unmet=(entry,), planned=False).build().root)

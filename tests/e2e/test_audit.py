@@ -26,7 +26,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_a_healthy_job_is_valid(healthy: tuple[Path, str]) -> None:
     folder, text = healthy
-    assert text.startswith("job: valid: 1 runs with failures ended bit for bit as the undisturbed one"), text
+    assert text.startswith("job: valid: 1 run with failures ended bit for bit as the undisturbed one"), text
     document = json.loads((folder / "job" / "audit.json").read_text())
     kept = {finding["promise"] for finding in document["findings"] if finding["status"] == "kept"}
     assert {"exactly once", "same input", "same trajectory", "right checkpoint", "same end", "progress"} <= kept

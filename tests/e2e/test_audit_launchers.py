@@ -23,7 +23,7 @@ def test_a_job_that_restarts_itself_is_followed(tmp_path: Path) -> None:
     keys = ("failure=kill", "failure.steps=[13,19.optimizer]", "failure.rank=1", "run_dir=job")
     torchrun = (*TORCHRUN, "--max-restarts", "3", "--nproc-per-node", "2")
     done = run_ecrl(tmp_path, "audit", *keys, "--", *torchrun, JOB, "--out", "{dir}", timeout=800)
-    assert done.stdout.startswith("job: valid: 1 runs with failures ended bit for bit"), done.stdout
+    assert done.stdout.startswith("job: valid: 1 run with failures ended bit for bit"), done.stdout
     launches = json.loads((tmp_path / "job" / "struck" / "arm.json").read_text())["launches"]
     assert [launch["exit_code"] for launch in launches] == [0]
     assert sorted(path.name for path in (tmp_path / "job" / "struck").glob("attempt-*")) == ["attempt-00", "attempt-01", "attempt-02"]
@@ -50,6 +50,6 @@ def test_a_job_of_two_ranks_under_slurm_is_judged(tmp_path: Path, tmp_path_facto
     with slurm(tmp_path_factory.mktemp("slurm")) as cluster:
         environment = os.environ | cluster.environment
         done = subprocess.run(command("audit", *keys, "--", *srun), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=800)
-    assert done.returncode == 0 and done.stdout.startswith("job: valid: 1 runs with failures ended bit for bit"), done.stdout + done.stderr
+    assert done.returncode == 0 and done.stdout.startswith("job: valid: 1 run with failures ended bit for bit"), done.stdout + done.stderr
     records = sorted(path.name.split("-")[0] for path in (tmp_path / "job" / "struck" / "attempt-01").glob("*.jsonl"))
     assert records == ["rank0", "rank1"]

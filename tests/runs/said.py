@@ -47,7 +47,7 @@ SAID: tuple[tuple[str, str], ...] = (
     ("an attempt dropped", "supervisor.json numbers its attempts [0, 2]"),
     ("an attempt dropped", "attempt 1 left logs and is not in supervisor.json"),
     ("an attempt's logs dropped", "attempt 1 is in supervisor.json and left no logs"),
-    ("a restart not counted", "supervisor.json counts 1 restarts, 2 attempts follow one that died"),
+    ("a restart not counted", "supervisor.json counts 1 restart, 2 attempts follow one that died"),
     ("an attempt of no session", "an attempt belongs to no session"),
     ("an attempt of three ranks", "attempt 1 had 3 ranks, the configuration says 2"),
     ("an attempt that completed too soon", "attempt 1 completed and another attempt follows it"),

@@ -65,7 +65,7 @@ def test_a_damaged_pointer_is_invalid_and_named(folder: Path, capsys: pytest.Cap
     os.truncate(folder / LATEST, 3)
     assert main(["verify", str(folder)]) == 1
     out = lines(capsys)
-    assert "1 pointers damaged" in out[0] and any(line.startswith("latest.json is damaged") for line in out)
+    assert "1 pointer damaged" in out[0] and any(line.startswith("latest.json is damaged") for line in out)
 
 
 def test_only_set_aside_checkpoints_are_no_valid_checkpoint(folder: Path) -> None:

@@ -125,7 +125,7 @@ def test_a_struck_run_gets_its_reference_and_the_next_one_finds_it(recorded: Rec
     assert main(["train", *SHAPE, *KILLS, "run_dir=here/blk"]) == 0
     said = capsys.readouterr().err
     assert recorded.folders == ["custom", REFERENCES]
-    assert "reference: 1 undisturbed run(s) afterwards" in said and "reference: an undisturbed run to compare blk with, in " in said
+    assert "reference: 1 undisturbed run afterwards" in said and "reference: an undisturbed run to compare blk with, in " in said
     assert main(["train", *SHAPE, *KILLS, "checkpoint.keep=4", "run_dir=here/ovl"]) == 0
     assert main(["train", *SHAPE, *KILLS, "run_dir=here/blk"]) == 0
     assert recorded.folders == ["custom", REFERENCES, "custom"]

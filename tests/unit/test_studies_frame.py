@@ -278,7 +278,7 @@ def test_a_study_that_cannot_run_does_not_keep_the_others_from_it(
     monkeypatch.setattr(toy, "plan", refuse)
     assert main(["study", "study=compat,hangs", "run_dir=both"]) == 2
     said = capsys.readouterr().err
-    assert "compat: error: E-config study: needs what is not here" in said and "hangs: 1 trials" in said
+    assert "compat: error: E-config study: needs what is not here" in said and "hangs: 1 trial" in said
     assert sorted(path.name[:5] for path in (tmp_path / "both").iterdir() if (path / "result.json").exists()) == ["hangs"]
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ecrl_cli.records.events import Attempt, SupervisorRecord
 from ecrl_cli.records.messages import AttemptSpec, Progress
-from ecrl_cli.supervision.console import UI, LiveUI, PlainUI, _say
+from ecrl_cli.supervision.console import UI, LiveUI, PlainUI, _say, span
 
 DIED = Attempt(0, 2, signal=9, rank=1, outcome="died", last_step=42)
 RECORD = SupervisorRecord(1, "r", 100, "completed", 1, (DIED,), (), "target reached")
@@ -49,9 +49,11 @@ def test_a_change_of_size_is_told_and_is_no_restart() -> None:
         ui.died(DIED, "rank 0 was killed by signal 9")
         ui.launched(AttemptSpec(2, 1, 40, None, 42, ()))
         ui.close()
-    assert said[0] == "cell: resized, attempt 1: 1 ranks from step 40, target step 100"
-    assert said[2] == "cell: restart, attempt 2: 1 ranks from step 40, target step 100"
-    assert "0 restarts | launching" in text.getvalue() and "1 restarts | restarting" in text.getvalue()
+    assert said[0] == "cell: resized, attempt 1: 1 rank from step 40, target step 100"
+    assert said[2] == "cell: restart, attempt 2: 1 rank from step 40, target step 100"
+    shown = text.getvalue()
+    assert "launching" in shown and "restarting" in shown and "| 1 restart\n" in shown.replace(" \n", "\n")
+    assert "0 restarts" in shown.partition("restarting")[0] and "1 restart" not in shown.partition("restarting")[0]
 
 
 def test_what_a_person_should_know_is_one_line() -> None:
@@ -90,5 +92,31 @@ def test_the_bar_shows_step_loss_goodput_restarts_and_state_without_a_thread() -
     ui.ended(RECORD)
     ui.close()
     shown = text.getvalue()
-    for word in ("42/100", "loss 0.2500", "steps/s", "saving", "rank 1 was killed by signal 9", "restarting", "1 restarts", "completed"):
+    for word in ("42/100", "loss 0.2500", "steps/s", "saving", "rank 1 was killed by signal 9", "restarting", "| 1 restart", "completed"):
         assert word in shown
+
+
+def test_the_bar_shows_time_elapsed_time_left_and_the_pace_of_now() -> None:
+    """20 steps at two a second, a restart of a minute, then one step a second: the pace is this attempt's, what is left knows of the restart."""
+    text, now = io.StringIO(), 100.0
+    ui = LiveUI("cell", 100, Console(file=text, force_terminal=True, width=150), clock=lambda: now)
+    ui.launched(AttemptSpec(0, 2, 0, None, 0, ()))
+    now += 5.0
+    for step in range(1, 21):
+        now += 0.5
+        ui.progress(Progress(step, "training", 0.0))
+    assert "2.0 steps/s | 0:15 elapsed, 0:40 left | 0 restarts" in text.getvalue()
+    ui.died(DIED, "rank 1 was killed by signal 9")
+    now += 60.0
+    ui.launched(AttemptSpec(1, 2, 10, None, 20, ()))
+    assert "- steps/s | 1:15 elapsed, 4:53 left | 1 restart" in text.getvalue()  # 69.5 s for 19 steps, 80 to come
+    for step in range(11, 41):
+        now += 1.0
+        ui.progress(Progress(step, "training", 0.0))
+    ui.close()
+    assert "1.0 steps/s | 1:45 elapsed, 2:33 left | 1 restart" in text.getvalue()
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (59.6, "1:00"), (3599.7, "1:00:00"), (7325, "2:02:05")])
+def test_spans_of_time(seconds: float, text: str) -> None:
+    assert span(seconds) == text

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from ecrl_cli.errors import RecordError
+from ecrl_cli.errors import RecordError, plural
 from ecrl_cli.verify.registry import guarded
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, FindingBuilder, Verdict, render
 from ecrl_cli.verify.verification_input import Case
+from ecrl_cli.verify.verify_run import verify_run
+from tests.runs.builder import build_ref
 
 
 def verdict(*statuses: str) -> Verdict:
@@ -52,3 +57,17 @@ def test_a_check_that_crashes_is_unknown(error: Exception) -> None:
     finding = guarded("promise", crash, None)  # type: ignore[arg-type]
     assert finding.status == UNKNOWN and finding.message.startswith("Cannot tell: promise - the check failed (")
     assert "out of range" in finding.message
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 runs"), (1, "1 run"), (2000, "2000 runs")])
+def test_one_is_no_plural(number: int, text: str) -> None:
+    assert plural(number, "run") == text
+
+
+def test_a_run_of_one_attempt_has_one_attempt(tmp_path: Path) -> None:
+    """Nowhere in a verdict is there one of several."""
+    said = render(verify_run(build_ref(tmp_path).root))
+    assert "1 attempt agrees with its logs" in said
+    assert not re.search(
+        r"(?<![\d.,])1 (?:attempts|steps|samples|checkpoints|lines|restarts|ranks|files|failures|promises|runs|losses|times)\b", said
+    ), said

@@ -21,7 +21,7 @@ from ecrl_cli.audit.verdict import AuditVerdict, arms_of, judge
 from ecrl_cli.config.audit import AuditConfig
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.estimates import human_seconds
-from ecrl_cli.errors import ConfigError, EvidenceMissing
+from ecrl_cli.errors import ConfigError, EvidenceMissing, plural
 from ecrl_cli.storage.files import write_json, write_whole
 from ecrl_cli.storage.safe_read import refuse_links
 
@@ -49,7 +49,8 @@ def run_audit(config: AuditConfig, words: tuple[str, ...], say: Say) -> tuple[Pa
     if not plan:
         raise ConfigError("COMMAND", "has too few steps for a failure in between", "let it do at least three steps, and save in between")
     spent = references[0].launches[-1].seconds
-    say(f"one undisturbed run took {human_seconds(spent)}; {len(plan)} arms with failures follow, roughly {human_seconds(2 * spent * len(plan))}")
+    rest = f"{plural(len(plan), 'arm')} with failures, roughly {human_seconds(2 * spent * len(plan))}"
+    say(f"one undisturbed run took {human_seconds(spent)}; then {rest}")
     struck = [_struck(job, arm, folder, say) for arm in plan]
     if config.audit.cold:
         struck += _cold(job, references[0], folder, say)
@@ -96,7 +97,7 @@ def _struck(job: Job, planned: PlannedArm, folder: Path, say: Say) -> Arm:
 def _cold(job: Job, reference: Arm, folder: Path, say: Say) -> list[Arm]:
     """A few steps of the command of a second attempt, in an empty folder. No arm if the job does not start like that."""
     last, rank = path_of(reference).last, max(process.rank for process in reference.processes)
-    say(f"{cold.NAME}: a start with nothing to resume from, for {cold.STEPS} steps")
+    say(f"{cold.NAME}: a start with nothing to resume from, for {plural(cold.STEPS, 'step')}")
     strikes = (PlannedStrike(0, 0, "kill", rank, cold.STEPS + 1, "before"),) if last > cold.STEPS else ()
     run_arm(replace(job, keys=replace(job.keys, max_restarts=0, elastic=""), cold=True), folder / cold.NAME, strikes, say)
     try:

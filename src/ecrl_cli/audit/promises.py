@@ -23,6 +23,7 @@ from ecrl_cli.audit.components import (
 )
 from ecrl_cli.audit.lineage import Resumed
 from ecrl_cli.audit.records import Step, same_number
+from ecrl_cli.errors import plural
 
 
 def deterministic(references: list[Judged]) -> Finding:
@@ -40,10 +41,10 @@ def deterministic(references: list[Judged]) -> Finding:
             said = f"two undisturbed runs differ from step {step} on, first in {differs[step][0]}: the effect of a failure cannot be told from that"
             return Finding(promise, UNKNOWN, said, other.arm.name, step, (usual,))
         if first.path.last != other.path.last:
-            said = f"two undisturbed runs did {first.path.last} and {other.path.last} steps"
+            said = f"two undisturbed runs did {first.path.last} and {plural(other.path.last, 'step')}"
             return Finding(promise, UNKNOWN, said, other.arm.name)
     evidence = tuple(f"the {name} is not seeded alike: it is not compared" for name in sorted(left_out))
-    return Finding(promise, KEPT, f"{len(references)} undisturbed runs are equal in all {first.path.last} steps", evidence=evidence)
+    return Finding(promise, KEPT, f"{len(references)} undisturbed runs are equal in all {plural(first.path.last, 'step')}", evidence=evidence)
 
 
 def restored(judged: Judged, reference: Judged | None) -> Iterator[Finding]:
@@ -159,7 +160,7 @@ def same_trajectory(judged: Judged, reference: Judged | None, stable: bool) -> F
     compared = [value for _, _, step in walk(judged.path) for value in (value_of(step, "loss"), value_of(step, "parameters")) if value]
     if not compared:
         return Finding(promise, NOT_CHECKED, "neither losses nor digests are on record", arm)
-    return Finding(promise, KEPT, f"all {judged.path.last} steps are bit for bit those of the undisturbed run", arm)
+    return Finding(promise, KEPT, f"all {plural(judged.path.last, 'step is', 'steps are')} bit for bit those of the undisturbed run", arm)
 
 
 def right_checkpoint(judged: Judged) -> Finding:
@@ -223,4 +224,9 @@ def progress(judged: Judged) -> Finding:
     if left:
         return Finding(promise, BROKEN, f"{left} processes outlived their attempt", arm)
     seconds = sum(before.seconds for _, rank, _, before, _ in judged.path.done_again if rank == 0)
-    return Finding(promise, KEPT, f"{len(launches) - 1} restarts, {judged.path.steps_done_again} steps done again ({seconds:.2g} s of work)", arm)
+    return Finding(
+        promise,
+        KEPT,
+        f"{plural(len(launches) - 1, 'restart')}, {plural(judged.path.steps_done_again, 'step')} done again ({seconds:.2g} s of work)",
+        arm,
+    )

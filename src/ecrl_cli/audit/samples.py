@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ecrl_cli.audit.components import BROKEN, KEPT, MEANING, NOT_CHECKED, SHOWN, UNKNOWN, Finding, Judged, compare, unrecorded, walk
 from ecrl_cli.audit.lineage import Path
 from ecrl_cli.audit.records import MAX_STEP, Step
+from ecrl_cli.errors import plural
 
 
 def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Finding:
@@ -36,7 +37,7 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Findin
             return Finding(
                 promise, BROKEN, _told(judged, number, rank, attempt, step), arm, number, (_first_ids(step, due[1]), *_hints(judged, attempt))
             )
-    return Finding(promise, KEPT, f"{len(known)} steps consumed the samples of the undisturbed run, in its order", arm)
+    return Finding(promise, KEPT, f"{plural(len(known), 'step')} consumed the samples of the undisturbed run, in its order", arm)
 
 
 def same_overflows(judged: Judged, reference: Judged | None) -> Iterator[Finding]:
@@ -102,8 +103,10 @@ def _as_often(judged: Judged, reference: Judged) -> Finding:
         ours, theirs = _samples(judged.path), _samples(reference.path)
     extra, missing = ours - theirs, theirs - ours
     if not extra and not missing:
-        return Finding(promise, KEPT, f"each of {sum(ours.values())} samples came as often as in the undisturbed run; their order is not judged", arm)
-    said = f"{sum(extra.values())} samples came too often and {sum(missing.values())} are missing, of {sum(theirs.values())}"
+        return Finding(
+            promise, KEPT, f"each of {plural(sum(ours.values()), 'sample')} came as often as in the undisturbed run; their order is not judged", arm
+        )
+    said = f"{plural(sum(extra.values()), 'sample')} came too often and {sum(missing.values())} are missing, of {sum(theirs.values())}"
     last = max(judged.path.offsets)
     return Finding(promise, BROKEN, f"{said}: {MEANING['samples']}", arm, _first_different_samples(judged, reference), _hints(judged, last))
 
@@ -161,4 +164,4 @@ def same_input(judged: Judged, reference: Judged | None) -> Finding:
                 return Finding(promise, BROKEN, f"step {number}, rank {rank}: {MEANING['input']}", arm, number)
     if not checked:
         return Finding(promise, NOT_CHECKED, "no step with known sample ids and input hashes could be compared", arm)
-    return Finding(promise, KEPT, f"{checked} steps with the same samples had the same tensors", arm)
+    return Finding(promise, KEPT, f"{plural(checked, 'step')} with the same samples had the same tensors", arm)

@@ -11,7 +11,7 @@ from ecrl_cli.audit import cold, components, promises, samples
 from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged, judged_arm
 from ecrl_cli.audit.records import MAX_STEP, Arm, read_arm
 from ecrl_cli.config.codec import encode
-from ecrl_cli.errors import EvidenceMissing
+from ecrl_cli.errors import EvidenceMissing, plural
 
 EXIT_CODES = {"valid": 0, "invalid": 1, "unknown": 3}
 # Promises that a valid verdict requires.
@@ -125,7 +125,7 @@ def _verdict(findings: list[Finding], troubles: tuple[str, ...], arms: list[Judg
         diagnosis = f"{missing[0].promise} was not checked: {missing[0].message}" if missing else "no run with failures is on record"
     else:
         exact = len(arms) - len(resized)
-        parts = [f"{exact} runs with failures ended bit for bit as the undisturbed one"] if exact else []
+        parts = [f"{plural(exact, 'run')} with failures ended bit for bit as the undisturbed one"] if exact else []
         parts += [f"{len(resized)} with another number of processes, with the same samples and state"] if resized else []
         status, diagnosis = "valid", " and ".join(parts)
     return AuditVerdict(status, diagnosis, tuple(findings), troubles, tuple(arms), tuple(references))

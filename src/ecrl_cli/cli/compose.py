@@ -27,7 +27,7 @@ from ecrl_cli.config.conf_paths import conf_dir, groups
 from ecrl_cli.config.omegaconf_bridge import raw
 from ecrl_cli.config.scale import SCALED_IN_A_MATRIX
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import ConfigError, shown
+from ecrl_cli.errors import ConfigError, plural, shown
 
 PRIMARY = "train"
 # Hydra before 1.4 takes its behaviour from a version; later ones deprecate naming one.
@@ -78,7 +78,7 @@ def compose_grid(arguments: Arguments, say: Callable[[str], None] = lambda line:
         own = frozenset(o.key_or_group for o in arguments.overrides)
         jobs = expand([*(f"{key}={value}" for key, value in params.items()), *texts])  # matrix first, so that what was typed overrides it
         if len(jobs) >= _WORTH_SAYING:
-            say(f"composing {len(jobs)} runs")
+            say(f"composing {plural(len(jobs), 'run')}")
         notes: dict[str, None] = {}  # deduplicated: the arms of a sweep share most notes
         swept = arguments.multirun or bool(params) or any(o.is_sweep_override() for o in arguments.overrides)
         cells = tuple(composer.cell(composer.compose(job) if swept else master, job, params, own, notes) for job in jobs)
@@ -185,7 +185,7 @@ def expand(texts: list[str]) -> list[list[str]]:
         values[override.get_key_element()] = [f"{override.get_key_element()}={value}" for value in each]
     count = math.prod(map(len, values.values()))
     if not 0 < count <= _MAX_CELLS:
-        raise ConfigError("sweep", f"makes {count} runs, 1 to {_MAX_CELLS} can be started", "look at the values with commas")
+        raise ConfigError("sweep", f"makes {plural(count, 'run')}, 1 to {_MAX_CELLS} can be started", "look at the values with commas")
     return [list(job) for job in itertools.product(*values.values())]
 
 

@@ -10,7 +10,7 @@ from hydra.core.override_parser.types import Override
 
 from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import ConfigError, shown
+from ecrl_cli.errors import ConfigError, plural, shown
 
 CHOICE, PREFIX = "hydra/launcher", "hydra.launcher."
 _PACKAGE = "hydra_plugins.hydra_submitit_launcher"
@@ -77,10 +77,12 @@ def check_shape(name: str, engine: Iterable[Override], configs: Sequence[RunConf
         raise ConfigError("storage.folder", f"a run cannot be put elsewhere by {name}", "use storage=disk and a run_dir that lies there")
     needed = max(config.supervision.nodes for config in configs)
     if name == "submitit_local" and needed > 1:
-        raise ConfigError("supervision.nodes", f"{needed} nodes need a Slurm allocation", "use hydra/launcher=submitit_slurm")
+        raise ConfigError(
+            "supervision.nodes", f"{plural(needed, 'node needs', 'nodes need')} a Slurm allocation", "use hydra/launcher=submitit_slurm"
+        )
     given = next((override.value() for override in engine if override.key_or_group == f"{PREFIX}nodes"), None)
     if isinstance(given, int) and given < needed:
-        raise ConfigError(f"{PREFIX}nodes", f"{given} nodes per job, supervision.nodes is {needed}", "raise it, or leave it out")
+        raise ConfigError(f"{PREFIX}nodes", f"{plural(given, 'node')} per job, supervision.nodes is {needed}", "raise it, or leave it out")
 
 
 def overrides_for_hydra(engine: Sequence[Override]) -> list[str]:

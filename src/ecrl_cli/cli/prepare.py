@@ -17,7 +17,7 @@ from ecrl_cli.config.machine import check_machine, check_torch
 from ecrl_cli.config.schema import DatasetConfig
 from ecrl_cli.data.preflight import known_size
 from ecrl_cli.data.preflight import prepare as prepare_data
-from ecrl_cli.errors import ConfigError, RunDirectoryError
+from ecrl_cli.errors import ConfigError, RunDirectoryError, plural
 from ecrl_cli.records.layout import SweepLayout
 from ecrl_cli.runs.environment import disagreements
 from ecrl_cli.runs.run_dir import check_run_dir, claim_sweep, lost
@@ -106,7 +106,7 @@ def _check_agreement(plan: TrainPlan, arguments: Arguments, say: Say) -> TrainPl
     mixed = disagreements({name: run.layout for name, run in plan.runs.items()}, code_alone=plan.engine == "submitit_slurm")
     for name, text in mixed.items():
         if plan.swept and not arguments.mix:
-            fact = f"holds {len(mixed)} run(s) that another code or machine began (first: {name}: {text})"
+            fact = f"holds {plural(len(mixed), 'run')} that another code or machine began (first: {name}: {text})"
             raise RunDirectoryError("run_dir", fact, "choose another run_dir, or add --mix to let them stand beside new ones")
         say(f"{name}: begun by another code or machine: {text}")
     return replace(plan, mixed={name: f"mixed: {text}" for name, text in mixed.items()})
@@ -134,7 +134,8 @@ def estimate(plan: TrainPlan) -> str:
     configs = [run.config for run in plan.runs.values()]
     cpu, gpu = (human_seconds(sum(seconds(config, gpu=kind) for config in configs)) for kind in (False, True))
     steps = sum(config.target_steps for config in configs)
-    return f"scale=paper: {steps} steps in {len(configs)} run(s), roughly {cpu} on this CPU or {gpu} on a GPU; scale=smoke takes seconds"
+    what = f"{plural(steps, 'step')} in {plural(len(configs), 'run')}"
+    return f"scale=paper: {what}, roughly {cpu} on this CPU or {gpu} on a GPU; scale=smoke takes seconds"
 
 
 def expected_seconds(plan: TrainPlan) -> float:

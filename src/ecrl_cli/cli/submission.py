@@ -20,7 +20,7 @@ from ecrl_cli.cli.prepare import Say, TrainPlan
 from ecrl_cli.cli.submitit_job import AT_WORK, Job, recorded
 from ecrl_cli.config.elastic import may_shrink
 from ecrl_cli.config.omegaconf_bridge import resolved
-from ecrl_cli.errors import EcrlError, RunHeld
+from ecrl_cli.errors import EcrlError, RunHeld, plural
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.run import FINISHED, RunResult
@@ -122,7 +122,7 @@ def _wait(plan: TrainPlan, engine: Engine, names: Sequence[str], say: Say) -> di
     configs = {str(plan.runs[name].layout.root): plan.runs[name].config for name in names}
     nodes = max(config.supervision.nodes for config in configs.values())
     placed = [[*plan.cells[name].overrides, f"hydra.sweep.subdir={quote(str(plan.runs[name].layout.root))}"] for name in names]
-    say(f"{len(placed)} job(s) to {engine.name}; their logs: {plan.folder / '.hydra' / '.submitit'}")
+    say(f"{plural(len(placed), 'job')} to {engine.name}; their logs: {plan.folder / '.hydra' / '.submitit'}")
     reasons: dict[str, str] = {}
     try:
         jobs = dict(zip(names, engine.start(Job(configs), placed, nodes, any(map(may_shrink, configs.values()))), strict=True))

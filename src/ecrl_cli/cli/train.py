@@ -15,7 +15,7 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.config.estimates import human_seconds
 from ecrl_cli.config.omegaconf_bridge import yaml_text
 from ecrl_cli.config.schema import RunConfig, ScaleConfig
-from ecrl_cli.errors import ConfigError
+from ecrl_cli.errors import ConfigError, plural
 from ecrl_cli.runs.run_plan import references
 
 LONG_S = 600.0  # a run expected to take longer is confirmed first
@@ -34,7 +34,8 @@ def train(argv: Sequence[str], *, debug: bool = False, say: Say = say) -> int:
         say(estimate(plan))
     if to_train := [] if plan.engine else references(plan.runs.values()):
         trained = human_seconds(sum(reference.estimate_s for reference in to_train))
-        say(f"reference: {len(to_train)} undisturbed run(s) afterwards, to compare them with, roughly {trained}; reference=none leaves them out")
+        what = plural(len(to_train), "undisturbed run")
+        say(f"reference: {what} afterwards, to compare with, roughly {trained}; reference=none leaves that out")
     if not arguments.yes and plan.engine != "submitit_slurm":
         confirm_long_run(expected_seconds(plan), say)
     return _run(plan, debug=debug, as_json=arguments.json, say=say)

@@ -22,7 +22,7 @@ from ecrl_cli.cli.console import Parser, out, say
 from ecrl_cli.cli.targets import Checkpoints, checked, checkpoints_of, sorted_out
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.machine import check_torch
-from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RunDirectoryError, StorageError, visible
+from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RunDirectoryError, StorageError, plural, visible
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.records.layout import RunLayout
@@ -264,9 +264,9 @@ def _scrub_text(label: str, found: Scrub, repairs: Repairs | None) -> str:
 
 def _scrub_summary(found: Scrub) -> str:
     looked, refused = len(found.looked), len(found.looked) - found.valid
-    count = f"{looked} checkpoint{'' if looked == 1 else 's'}" if looked == found.total else f"{looked} of {found.total} checkpoints looked at"
+    count = f"{plural(looked, 'checkpoint')}" if looked == found.total else f"{looked} of {plural(found.total, 'checkpoint')} looked at"
     spread = "; one of the sample is damaged, so all were looked at" if found.spread else ""
-    damaged = f", {len(found.pointers)} pointers damaged" if found.pointers else ""
+    damaged = f", {plural(len(found.pointers), 'pointer')} damaged" if found.pointers else ""
     return f"{count}, {found.valid} valid, {refused} refused{damaged}{spread}"
 
 

@@ -12,7 +12,7 @@ from ecrl_cli.config.launchers import launcher_of
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import FailureConfig, RunConfig
 from ecrl_cli.config.strategies import strategy_of
-from ecrl_cli.errors import ConfigError, shown
+from ecrl_cli.errors import ConfigError, plural, shown
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 _WRITE_MODES = {"unsafe": (False, False, False), "atomic_nodirsync": (True, True, False), "atomic_dirsync": (True, True, True)}
@@ -37,7 +37,7 @@ def _geometry(config: RunConfig) -> None:
     if replicas:
         _replicas(batch, replicas)
         if not fits(config, ranks):
-            raise ConfigError("world_size", f"{ranks} ranks {misfit(config)}: each needs one", f"use at most {replicas}")
+            raise ConfigError("world_size", f"{plural(ranks, 'rank')} {misfit(config)}: each needs one", f"use at most {replicas}")
     elif batch % ranks:
         below = batch - batch % ranks
         ways = " or ".join(str(size) for size in (below, below + ranks) if size)
@@ -49,14 +49,16 @@ def _replicas(batch: int, replicas: int) -> None:
     if batch % replicas:
         near = [max(fewer for fewer in range(1, min(replicas, batch) + 1) if batch % fewer == 0)]
         near += [more for more in range(replicas + 1, batch + 1) if batch % more == 0][:1]
-        raise ConfigError("elastic.replicas", f"global_batch {batch} is not divisible by {replicas} replicas", f"use {' or '.join(map(str, near))}")
+        raise ConfigError(
+            "elastic.replicas", f"global_batch {batch} is not divisible by {plural(replicas, 'replica')}", f"use {' or '.join(map(str, near))}"
+        )
 
 
 def _schedule(config: RunConfig) -> None:
     schedule = config.elastic.schedule
     for step, size in schedule.items():
         if not fits(config, size):
-            raise ConfigError("elastic.schedule", f"{size} ranks from step {step} on {misfit(config)}", f"use {next_fitting(config, size)}")
+            raise ConfigError("elastic.schedule", f"{plural(size, 'rank')} from step {step} on {misfit(config)}", f"use {next_fitting(config, size)}")
         if step >= config.target_steps:
             raise ConfigError("elastic.schedule", f"step {step} is not below target_steps {config.target_steps}", "lower it or raise target_steps")
 
@@ -89,9 +91,11 @@ def _nodes(config: RunConfig) -> None:
         return
     if config.world_size % nodes:
         ways = f"use world_size={config.world_size - config.world_size % nodes + nodes} or another number of nodes"
-        raise ConfigError("supervision.nodes", f"{config.world_size} ranks cannot be shared equally by {nodes} nodes", ways)
+        raise ConfigError("supervision.nodes", f"{plural(config.world_size, 'rank')} cannot be shared equally by {plural(nodes, 'node')}", ways)
     if config.elastic.schedule:
-        raise ConfigError("elastic.schedule", f"a planned change of the world size on {nodes} nodes is not supported", "use supervision.nodes=1")
+        raise ConfigError(
+            "elastic.schedule", f"a planned change of the world size on {plural(nodes, 'node')} is not supported", "use supervision.nodes=1"
+        )
 
 
 def _storage(config: RunConfig) -> None:
@@ -171,7 +175,7 @@ def _check_rank(config: RunConfig) -> None:
     rank, ranks = config.failure.rank, ranks_at(config, step)
     if rank >= ranks:
         where = f" at step {step}" if len(sizes(config)) > 1 else ""
-        raise ConfigError("failure.rank", f"rank {rank} does not exist with {ranks} ranks{where}", f"use 0 to {ranks - 1}")
+        raise ConfigError("failure.rank", f"rank {rank} does not exist with {plural(ranks, 'rank')}{where}", f"use 0 to {ranks - 1}")
 
 
 def _check_listed(config: RunConfig) -> None:
@@ -194,7 +198,7 @@ def _check_entry(entry: Entry, config: RunConfig) -> None:
             raise refused(text, f"{fact}, got {target}" if entry.step > target else fact, "lower it or raise target_steps")
     ranks = ranks_at(config, entry.step) if entry.moment != "wall" else min(sizes(config))
     if not isinstance(entry.who, str) and (missing := [rank for rank in entry.who if rank >= ranks]):
-        raise refused(text, f"rank {missing[0]} does not exist with {ranks} ranks", f"use 0 to {ranks - 1}")
+        raise refused(text, f"rank {missing[0]} does not exist with {plural(ranks, 'rank')}", f"use 0 to {ranks - 1}")
 
 
 _RULES = (_names, _geometry, _variants, _nodes, _schedule, _learning_rate, _checkpoints, _write_mode, _storage, check_failures, _supervision)

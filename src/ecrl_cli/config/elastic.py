@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import ConfigError
+from ecrl_cli.errors import ConfigError, plural
 
 KEY = "elastic.schedule"
 Say = Callable[[str], None]
@@ -79,7 +79,7 @@ def fits(config: RunConfig, size: int) -> bool:
 def misfit(config: RunConfig) -> str:
     """Why a size does not fit, as the end of a sentence."""
     replicas = config.elastic.replicas
-    return f"cannot share {replicas} replicas" if replicas else f"do not divide global_batch {config.global_batch}"
+    return f"cannot share {plural(replicas, 'replica')}" if replicas else f"do not divide global_batch {config.global_batch}"
 
 
 def next_fitting(config: RunConfig, size: int) -> int:
@@ -107,7 +107,7 @@ def round_down_world_sizes(config: RunConfig, say: Say) -> RunConfig:
     def fitting(key: str, size: int) -> int:
         lower = next_fitting(config, size)
         if lower < size:
-            say(f"{key}: {lower} ranks instead of {size}, which {misfit(config)}")
+            say(f"{key}: {plural(lower, 'rank')} instead of {size}, which {misfit(config)}")
         return lower
 
     schedule = {step: fitting(f"{KEY}.{step}", size) for step, size in config.elastic.schedule.items()}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ecrl_cli.config.registry import VariantRegistry, import_attribute
-from ecrl_cli.errors import ConfigError
+from ecrl_cli.errors import ConfigError, plural
 
 if TYPE_CHECKING:
     from ecrl_cli.config.schema import RunConfig
@@ -41,7 +41,9 @@ class LauncherKind:
         nodes = config.supervision.nodes
         if nodes > 1 and not self.several_nodes:
             able = " or ".join(name for name in LAUNCHERS.builtin if LAUNCHERS.of(name).several_nodes)
-            raise ConfigError("supervision.nodes", f"{nodes} nodes need supervision.launcher={able}, got {self.name}", "add it")
+            raise ConfigError(
+                "supervision.nodes", f"{plural(nodes, 'node needs', 'nodes need')} supervision.launcher={able}, got {self.name}", "add it"
+            )
 
 
 TORCHRUN = LauncherKind(

@@ -15,7 +15,7 @@ from ecrl_cli.config.estimates import human_bytes, snapshot_bytes
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
-from ecrl_cli.errors import ConfigError
+from ecrl_cli.errors import ConfigError, plural
 
 _GPU = re.compile(r"^nvidia\d+$")
 # Descriptors that one process may need: what a supervisor or rank holds anyway, and for each rank its pidfds, pipes and connections.
@@ -78,7 +78,9 @@ def _check_cuda(ranks: int, *, shared: bool) -> None:
         raise ConfigError("device", f"CUDA is not available (torch {build}, {gpus} CUDA devices visible)", "set device=cpu")
     if ranks > gpus and not shared:
         devices = "1 CUDA device" if gpus == 1 else f"{gpus} CUDA devices"
-        raise ConfigError("world_size", f"{ranks} ranks asked, {devices} visible", "lower world_size, set device=cpu, or share: backend=gloo")
+        raise ConfigError(
+            "world_size", f"{plural(ranks, 'rank')} asked, {devices} visible", "lower world_size, set device=cpu, or share: backend=gloo"
+        )
 
 
 def _allow_open_files(ranks: int) -> None:
@@ -90,7 +92,7 @@ def _allow_open_files(ranks: int) -> None:
     need = _OPEN_FILES + _OPEN_FILES_PER_RANK * ranks
     if resource.RLIM_INFINITY != allowed < need:
         if resource.RLIM_INFINITY != most < need:
-            raise ConfigError("open files", f"at most {most} allowed, {ranks} ranks may need {need}", f"raise the limit: ulimit -n {need}")
+            raise ConfigError("open files", f"at most {most} allowed, {plural(ranks, 'rank')} may need {need}", f"raise the limit: ulimit -n {need}")
         resource.setrlimit(resource.RLIMIT_NOFILE, (need, most))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ecrl_cli.config.elastic import share
-from ecrl_cli.errors import ConfigError, RecordError
+from ecrl_cli.errors import ConfigError, RecordError, plural
 
 Ids = npt.NDArray[np.int64]
 
@@ -108,6 +108,6 @@ class ResumableGlobalBatchSampler:
             fact = f"the checkpoint's order has seed {state['seed']}, this run {self.seed}"
             raise ConfigError("seed", fact, f"set seed={state['seed']} or start a new run")
         if state["epoch"] < 0 or not 0 <= state["cursor_step"] < self.steps_per_epoch:
-            fact = f"step {state['cursor_step']} of epoch {state['epoch']} does not exist with {self.steps_per_epoch} steps per epoch"
+            fact = f"step {state['cursor_step']} of epoch {state['epoch']} does not exist with {plural(self.steps_per_epoch, 'step')} per epoch"
             raise RecordError("sampler", fact, "restore the data set or start a new run")
         self.epoch, self.cursor_step = int(state["epoch"]), int(state["cursor_step"])

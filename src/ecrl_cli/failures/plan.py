@@ -22,7 +22,7 @@ from ecrl_cli.config.limits import MOST_FAILURES
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
-from ecrl_cli.errors import ConfigError, RecordError
+from ecrl_cli.errors import ConfigError, RecordError, plural
 from ecrl_cli.failures.fault_kind import Ends, FaultKind, RefusedFault, Victim
 from ecrl_cli.failures.rank_faults import Kill
 from ecrl_cli.failures.registry import fault_kind
@@ -190,7 +190,7 @@ def _victims(entry: Entry, kind: FaultKind, moment: str, config: RunConfig) -> t
     else:
         ranks = entry.who or (0,)
         if ranks[-1] >= there:
-            raise RefusedFault("rank", f"rank {ranks[-1]} does not exist with {there} ranks", f"use 0 to {there - 1}")
+            raise RefusedFault("rank", f"rank {ranks[-1]} does not exist with {plural(there, 'rank')}", f"use 0 to {there - 1}")
         if ranks != (0,) and not kind.victim.is_rank:
             raise RefusedFault("rank", f"{entry.what} is injected into {kind.victim.value}, not rank {ranks[0]}", "leave the rank out")
         if ranks != (0,) and kind.victim is Victim.RANK_0:
@@ -295,7 +295,7 @@ def check_sizes(entries: tuple[PlannedFailure, ...], config: RunConfig) -> None:
     if misfit is not None:
         gone, entry = left.sizes[misfit]
         common = math.lcm(config.world_size, *left.sizes)
-        fact = f"{config.global_batch} is not divisible by the {misfit} ranks that failure {entry.index + 1} leaves"
+        fact = f"{config.global_batch} is not divisible by the {plural(misfit, 'rank')} that failure {entry.index + 1} leaves"
         raise ConfigError("global_batch", fact, f"use a multiple of {common}, or supervision.spares={gone}")
 
 
@@ -313,7 +313,7 @@ class _Left:
         if len(present) < len(simultaneous) and not self._drawn:  # drawn ranks are not checked for existence
             missing = next(entry for entry in simultaneous if entry not in present)
             what = f"failure {missing.index + 1} is injected into rank {missing.rank}"
-            fact = f"{what}, and only {self._size} ranks are left at step {missing.global_step}"
+            fact = f"{what}, and only {plural(self._size, 'rank is', 'ranks are')} left at step {missing.global_step}"
             raise ConfigError("failure", fact, f"inject into rank 0 to {self._size - 1}, or add supervision.spares=1")
         died = {rank for entry in present if fault_kind(entry.kind).others_go_on for rank in (entry.rank, *entry.others) if rank < self._size}
         if any(fault_kind(entry.kind).ends is Ends.ATTEMPT for entry in present):

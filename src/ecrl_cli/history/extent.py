@@ -7,7 +7,7 @@ memory, so they are rejected before anything loops over the claimed range. An ho
 from __future__ import annotations
 
 from ecrl_cli.config.elastic import fits
-from ecrl_cli.errors import RecordError
+from ecrl_cli.errors import RecordError, plural
 from ecrl_cli.history.lineage import lineage
 from ecrl_cli.history.load import RunRecords
 
@@ -24,12 +24,12 @@ def check_extent(records: RunRecords) -> None:
     reach = min(max([path.last_step, 1, *(line.global_step for log in logs for line in log)]), records.stored.config.target_steps)
     claimed = max(claimed, reach * sum(_sizes(records)))
     if claimed > FREE + PER_LINE * lines:
-        fact = f"claims {claimed} steps of ranks up to step {reach}, its logs hold {lines} lines"
+        fact = f"claims {plural(claimed, 'step')} of ranks up to step {reach}, its logs hold {plural(lines, 'line')}"
         raise RecordError("supervisor.json", fact, "restore the records")
     if records.dataset and (batch := records.stored.config.global_batch) <= records.dataset.size:
         epochs = (reach - 1) // (records.dataset.size // max(batch, 1)) + 1
         if epochs * records.dataset.size > SAMPLES_FREE + SAMPLES_PER_LINE * lines:
-            fact = f"claims {epochs} epochs of {records.dataset.size} samples, the logs hold {lines} lines"
+            fact = f"claims {epochs} epochs of {plural(records.dataset.size, 'sample')}, the logs hold {plural(lines, 'line')}"
             raise RecordError("dataset.json", fact, "restore the records")
 
 

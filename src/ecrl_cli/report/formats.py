@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ecrl_cli import errors
+
 NONE = "-"
 
 
@@ -94,8 +96,8 @@ def size(value: float | None) -> str:
 
 
 def plural(number: int, one: str, many: str = "") -> str:
-    """`1 run`, `2 runs`."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+    """`1 run`, `2,000 runs`."""
+    return f"{number:,} {errors.plural(number, one, many).partition(' ')[2]}"
 
 
 def listed(words: list[str]) -> str:

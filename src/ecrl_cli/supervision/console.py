@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
@@ -11,9 +12,10 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import visible
+from ecrl_cli.errors import plural, visible
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import Attempt, SupervisorRecord
 from ecrl_cli.records.layout import RunLayout
@@ -21,6 +23,7 @@ from ecrl_cli.records.messages import AttemptSpec, Progress
 from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVED
 
 TENTHS = 10
+RECENT_S = 10.0
 
 
 class UI(Protocol):
@@ -76,7 +79,7 @@ class PlainUI:
             self._why, where = "going on, ", f"behind step {order.resume_step}"
         what = f"attempt {order.attempt}" if order.attempt == 0 else f"{self._why}attempt {order.attempt}"
         self._why = "restart, "
-        self._say(f"{self._name}: {what}: {order.world_size} ranks {where}, target step {self._target}")
+        self._say(f"{self._name}: {what}: {plural(order.world_size, 'rank')} {where}, target step {self._target}")
 
     def progress(self, progress: Progress) -> None:
         tenth = progress.global_step * TENTHS // self._target
@@ -97,20 +100,32 @@ class PlainUI:
         self._why = "resized, "
 
     def ended(self, record: SupervisorRecord) -> None:
-        self._say(f"{self._name}: {record.terminal_status} after {record.restarts} restart{'' if record.restarts == 1 else 's'}: {record.reason}")
+        self._say(f"{self._name}: {record.terminal_status} after {plural(record.restarts, 'restart')}: {record.reason}")
 
     def close(self) -> None: ...
 
 
 class LiveUI:
-    """A live progress bar, redrawn at most ten times a second for progress. It has no refresh thread, so that forks stay safe."""
+    """A live progress bar, redrawn at most ten times a second for progress. It has no refresh thread, so that forks stay safe.
 
-    def __init__(self, name: str, target_steps: int, console: Console, above: Callable[[], RenderableType] | None = None) -> None:
-        self._name, self._target, self._above = visible(name).replace("[", "\\["), target_steps, above
-        self._width = max(6, min(30, console.width - len(name) - 66))  # 66 columns for the text behind the bar
-        self._started = self._drawn = monotonic()
+    Below it: steps per second of the last RECENT_S of this attempt, time elapsed, and time left at the pace since the first step, restarts included.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        target_steps: int,
+        console: Console,
+        above: Callable[[], RenderableType] | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._name, self._target, self._above, self._clock = visible(name).replace("[", "\\["), target_steps, above, clock
+        self._width = max(6, min(30, console.width - len(name) - 40))  # 40 columns for the text behind the bar
+        self._started = self._drawn = clock()
+        self._recent: deque[tuple[float, int]] = deque()  # when a step of this attempt ended, and which
+        self._paced: tuple[float, int] | None = None  # the same of the run's first
         self._step, self._loss, self._restarts, self._state = 0, "", 0, "starting"
-        self._highest = self._first = self._no_restarts = 0  # _no_restarts: attempts that do not follow a restart
+        self._highest = self._no_restarts = 0  # _no_restarts: attempts that do not follow a restart
         # In a sweep the table above is drawn again with the next run's bar, so this bar is erased at its end.
         transient = above is not None
         self._live = Live(self._picture(), console=console, auto_refresh=False, transient=transient, redirect_stdout=False, redirect_stderr=False)
@@ -118,7 +133,7 @@ class LiveUI:
 
     def launched(self, order: AttemptSpec) -> None:
         self._restarts, self._step = order.attempt - self._no_restarts, order.resume_step
-        self._first = order.resume_step if order.attempt == 0 else self._first
+        self._recent.clear()
         self.state("going on" if order.continues is not None else "launching" if self._restarts == 0 else "restarting")
 
     def progress(self, progress: Progress) -> None:
@@ -126,7 +141,13 @@ class LiveUI:
         self._highest = max(self._highest, progress.global_step)
         changed = progress.phase != self._state
         self._state = progress.phase
-        if changed or monotonic() - self._drawn > 0.1:
+        now = self._clock()
+        if self._step and (not self._recent or self._step > self._recent[-1][1]):
+            self._recent.append((now, self._step))
+            self._paced = self._paced or (now, self._step)
+        while len(self._recent) > 2 and now - self._recent[1][0] > RECENT_S:
+            self._recent.popleft()
+        if changed or now - self._drawn > 0.1:
             self._draw()
 
     def state(self, state: str) -> None:
@@ -155,22 +176,34 @@ class LiveUI:
             self._live.stop()
 
     def _draw(self) -> None:
-        self._drawn = monotonic()
+        self._drawn = self._clock()
         with suppress(OSError):  # a closed terminal must not end the run
             self._live.update(self._picture(), refresh=True)
 
     def _picture(self) -> RenderableType:
         return self._bar() if self._above is None else Group(self._above(), self._bar())
 
-    def _bar(self) -> Table:
-        goodput = max(0, self._highest - self._first) / max(1e-9, monotonic() - self._started)
+    def _bar(self) -> RenderableType:
         row = Table.grid(padding=(0, 1))
         row.add_row(
             self._name,
             ProgressBar(total=self._target, completed=self._step, width=self._width),
-            f"{self._step}/{self._target}{self._loss} | {goodput:.1f} steps/s | {self._restarts} restarts | {self._state}",
+            f"{self._step}/{self._target}{self._loss} | {self._state}",
         )
-        return row
+        now = self._clock()
+        (began, low), (ended, high) = (self._recent[0], self._recent[-1]) if self._recent else ((0.0, 0), (0.0, 0))
+        pace = f"{(high - low) / (ended - began):.1f}" if ended > began else "-"
+        left = ""
+        if self._paced and self._highest > self._paced[1]:
+            spent = (now - self._paced[0]) / (self._highest - self._paced[1])
+            left = f", {span(spent * (self._target - self._highest))} left"
+        return Group(row, Text(f"  {pace} steps/s | {span(now - self._started)} elapsed{left} | {plural(self._restarts, 'restart')}"))
+
+
+def span(seconds: float) -> str:
+    """`0:05`, `1:02:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def loss_text(loss: float | None) -> str:

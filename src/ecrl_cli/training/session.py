@@ -23,7 +23,7 @@ from ecrl_cli.data.datasets import build_dataset
 from ecrl_cli.data.loading import BatchLoader, describe
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.data.sample_set import SampleSet
-from ecrl_cli.errors import ConfigError
+from ecrl_cli.errors import ConfigError, plural
 from ecrl_cli.failures.faulty_store import store_for
 from ecrl_cli.failures.injector import Injector
 from ecrl_cli.linux.clock import monotonic, wall
@@ -205,7 +205,9 @@ class Session:
         first = decode(DatasetRecord, read_json(path))
         if first != record:
             raise ConfigError(
-                "dataset", f"this run began with {first.size} samples, now there are {record.size}", "restore the data set or start a new run"
+                "dataset",
+                f"this run began with {plural(first.size, 'sample')}, now there are {record.size}",
+                "restore the data set or start a new run",
             )
 
     def report(self, global_step: int, phase: str, loss: float | None = None) -> None:

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ecrl_cli.checkpoint.capture.rng import capture_rng, packed, restore_rng, unpacked
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.loading import Batch
-from ecrl_cli.errors import ConfigError
+from ecrl_cli.errors import ConfigError, plural
 from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup, PeersLost, group_of_one
 from ecrl_cli.training.control_client import HeartbeatWriter
 from ecrl_cli.training.optimization import autocast
@@ -71,7 +71,7 @@ def _iterate(ddp: DistributedDataParallel, warm_up: WarmUp) -> None:
     missing = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None]
     if missing:
         names = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
-        fact = f"is false, and {len(missing)} parameter(s) take no part in the loss ({names})"
+        fact = f"is false, and {plural(len(missing), 'parameter takes', 'parameters take')} no part in the loss ({names})"
         raise ConfigError("ddp.find_unused_parameters", fact, "set ddp.find_unused_parameters=true, or take them out of the model")
     model.zero_grad(set_to_none=True)
     put_back(model.buffers(), before)

@@ -6,6 +6,7 @@ from ecrl_cli.config.elastic import fits
 from ecrl_cli.config.recoveries import recovery_of, survivors_stay
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
+from ecrl_cli.errors import plural
 from ecrl_cli.history.membership import successor, surviving_ranks
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVED, SURVIVORS
@@ -48,7 +49,7 @@ def _check_crew(case: Case, a: Attempt, notes: FindingBuilder) -> None:
         notes.broken(f"{who} took over ranks, " + ("its configuration keeps none" if before and not live else "nobody was there to be taken over"))
         return
     if len(a.origins) != a.world_size or not set(a.joined) <= set(range(a.world_size)) or len(set(a.joined)) != len(a.joined):
-        notes.broken(f"{who} of {a.world_size} ranks names the origins of {len(a.origins)}, and {list(a.joined)} as those that joined")
+        notes.broken(f"{who} of {plural(a.world_size, 'rank')} names the origins of {len(a.origins)}, and {list(a.joined)} as those that joined")
         return
     _check_origins(a, before, notes)
     if a.joined and not config.supervision.spares:
@@ -66,7 +67,7 @@ def _check_origins(a: Attempt, before: Attempt, notes: FindingBuilder) -> None:
     if not own:
         notes.broken(f"{who} took over ranks, and all of its own are newcomers")
     if len(set(own)) != len(own) or not set(own) <= set(range(before.world_size)):
-        notes.broken(f"{who} says that its ranks were {list(own)} of the {before.world_size} ranks of attempt {before.attempt}")
+        notes.broken(f"{who} says that its ranks were {list(own)} of the {plural(before.world_size, 'rank')} of attempt {before.attempt}")
     if len(set(places)) != len(places) or set(places) & set(own) or not set(places) <= set(range(before.world_size)):
         notes.broken(f"{who} says that newcomers took the places {places}, and that ranks {list(own)} stayed")
 

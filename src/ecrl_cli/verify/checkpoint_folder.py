@@ -7,7 +7,7 @@ from typing import Any
 
 from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, LEASE, STEP_NAME
 from ecrl_cli.config.strategies import strategy_of
-from ecrl_cli.errors import RecordError
+from ecrl_cli.errors import RecordError, plural
 from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.safe_read import parsed, read_whole
 from ecrl_cli.verify.retention import step_of
@@ -116,7 +116,7 @@ def _check_lease(case: Case, notes: FindingBuilder) -> None:
     if type(holder) is not int:
         notes.broken(f"checkpoints/{LEASE} names no attempt")
     elif not max(committed, default=0) <= holder <= len(case.attempts):
-        known = f"attempt {max(committed, default=0)} has committed, and {len(case.attempts)} attempts are on record"
+        known = f"attempt {max(committed, default=0)} has committed, and {plural(len(case.attempts), 'attempt is', 'attempts are')} on record"
         notes.broken(f"checkpoints/{LEASE} names attempt {holder}, {known}")
 
 

@@ -6,7 +6,7 @@ import math
 import re
 
 from ecrl_cli.config.strategies import strategy_of
-from ecrl_cli.errors import shown
+from ecrl_cli.errors import plural, shown
 from ecrl_cli.records.events import CHECKPOINT_ENDS, CHECKPOINT_EVENTS, FOUND, CheckpointLine
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
@@ -125,6 +125,6 @@ def _check_in_flight(case: Case, line: CheckpointLine, in_flight: int, early: bo
     bound = strategy.in_flight(checkpoint)
     who = f"step {line.global_step} of attempt {line.attempt} was submitted with"
     if in_flight > bound:
-        notes.broken(f"{who} {in_flight} checkpoints in flight by the lines before it, checkpoint.max_inflight is {bound}")
+        notes.broken(f"{who} {plural(in_flight, 'checkpoint')} in flight by the lines before it, checkpoint.max_inflight is {bound}")
     if line.inflight > bound + (early and strategy.background):
-        notes.broken(f"{who} {line.inflight} checkpoints in flight, checkpoint.max_inflight is {bound}")
+        notes.broken(f"{who} {plural(line.inflight, 'checkpoint')} in flight, checkpoint.max_inflight is {bound}")

@@ -7,7 +7,7 @@ from ecrl_cli.checkpoint.format.names import COMPONENTS
 from ecrl_cli.config.elastic import may_shrink, next_change, place_ranks, world_size_after
 from ecrl_cli.config.identity import reference_id_of, run_id_of
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import shown
+from ecrl_cli.errors import plural, shown
 from ecrl_cli.history.lineage import ancestry, furthest, line_chain, lines_of
 from ecrl_cli.records.events import Attempt, FinalState, SupervisorRecord
 from ecrl_cli.records.journal import read_json
@@ -40,7 +40,8 @@ def records_consistent(case: Case) -> Finding:
         check_supervisor_record(case, case.run.supervisor, notes)
     chained = sum(_check_chain(case, c, notes) for c in case.disk if c.report.ok)
     check_metrics(case, notes)
-    kept = f"{len(case.attempts)} attempts agree with their logs; {chained} checkpoints vouch for the lines before them"
+    agree = plural(len(case.attempts), "attempt agrees with its", "attempts agree with their")
+    kept = f"{agree} logs; {plural(chained, 'checkpoint vouches', 'checkpoints vouch')} for the lines before"
     return notes.finding(kept, [*other_code(case), *other_environment(case)])
 
 
@@ -75,7 +76,9 @@ def _check_supervisor(case: Case, supervisor: SupervisorRecord, notes: FindingBu
         notes.missing(f"attempt {number} is in supervisor.json and left no logs")
     deaths = sum(a.outcome in ("died", "hung") for a in supervisor.attempts[:-1])
     if supervisor.restarts != deaths:
-        notes.broken(f"supervisor.json counts {supervisor.restarts} restarts, {deaths} attempts follow one that died")
+        notes.broken(
+            f"supervisor.json counts {plural(supervisor.restarts, 'restart')}, {plural(deaths, 'attempt follows', 'attempts follow')} one that died"
+        )
     if any(not 0 <= a.session < len(supervisor.sessions) for a in supervisor.attempts):
         notes.broken("an attempt belongs to no session")
     for a in supervisor.attempts:
@@ -114,11 +117,11 @@ def _check_size(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     config, order, who = case.run.stored.config, case.run.logs(a.attempt).order, f"attempt {a.attempt}"
     due, until = _size_due(config, a, order), next_change(config, a.resumed_from_step)
     if a.world_size != due:
-        notes.broken(f"{who} had {a.world_size} ranks, the configuration says {due}")
+        notes.broken(f"{who} had {plural(a.world_size, 'rank')}, the configuration says {due}")
     if order and (order.world_size, order.until) != (due, until):
-        notes.broken(f"{who} was ordered {order.world_size} ranks up to step {order.until}, the configuration says {due} up to {until}")
+        notes.broken(f"{who} was ordered {plural(order.world_size, 'rank')} up to step {order.until}, the configuration says {due} up to {until}")
     if until and (a.last_step or 0) > until:
-        notes.broken(f"{who} went on to step {a.last_step} with {a.world_size} ranks, the world size changes behind step {until}")
+        notes.broken(f"{who} went on to step {a.last_step} with {plural(a.world_size, 'rank')}, the world size changes behind step {until}")
     if a.outcome == "resized" and a.last_step != until:
         notes.broken(f"{who} is said to have been resized behind step {a.last_step}, the configuration changes the size behind step {until}")
     if a.outcome == "resized" and a is case.attempts[-1] and case.completed:
@@ -145,14 +148,14 @@ def _check_chain(case: Case, c: StoredCheckpoint, notes: FindingBuilder) -> bool
         return False
     ranks = max(segment.world_size for segment in path.chained)  # ranks that have left stay in the chain
     if len(c.line_chain) != ranks:
-        notes.missing(f"{c.path} holds no line chain for each of {ranks} ranks")
+        notes.missing(f"{c.path} holds no line chain for each of {plural(ranks, 'rank')}")
         return False
     for rank, chain in enumerate(c.line_chain):
         if line_chain(case.run, path, rank) != chain:
             present = {step for segment in path.chained for step, r in lines_of(case.run, segment) if r == rank}
             due = sum(len(segment.steps()) for segment in path.chained if rank < segment.world_size)
             if len(present) < due:
-                notes.missing(f"{due - len(present)} lines of rank {rank} up to step {c.step} are gone, {c.path} was taken behind them")
+                notes.missing(f"{plural(due - len(present), 'line')} of rank {rank} up to step {c.step} are gone, {c.path} was taken behind them")
             else:
                 notes.broken(f"the lines of rank {rank} up to step {c.step} are not those that {c.path} was taken behind")
     return True

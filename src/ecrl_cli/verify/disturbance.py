@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from ecrl_cli.errors import plural
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.lineage import lineage
 from ecrl_cli.history.load import RunRecords
@@ -26,7 +27,7 @@ def disturbance(records: RunRecords) -> str:
     if not attempts:
         return "no attempt is on record"
     if records.fired:
-        return f"{len(records.fired)} failures fired, the first in attempt {records.fired[0].attempt}"
+        return f"{plural(len(records.fired), 'failure')} fired, the first in attempt {records.fired[0].attempt}"
     on_record = {a.attempt for a in attempts}
     for logs in records.attempt_logs:
         if logs.attempt not in on_record and logs.ranks:

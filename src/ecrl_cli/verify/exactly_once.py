@@ -10,6 +10,7 @@ from itertools import pairwise
 from ecrl_cli.config.elastic import fits, owned, share
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.order import epoch_order, ids_hash, position, shard, steps_per_epoch, window
+from ecrl_cli.errors import plural
 from ecrl_cli.history.lineage import Segment, lines_of, seen_before
 from ecrl_cli.history.membership import lost_samples
 from ecrl_cli.records.events import RankLine
@@ -40,7 +41,7 @@ def exactly_once(case: Case) -> Finding:
     _check_contents(case, plan, notes)
     counted = _check_epochs(case, plan, excused, notes)
     steps = sum(len(s.steps()) for s in case.path.segments)
-    kept = f"{steps} steps, {counted} samples in the committed sequence: duplicates 0, missing 0, extra 0"
+    kept = f"{plural(steps, 'step')}, {plural(counted, 'sample')} in the committed sequence: duplicates 0, missing 0, extra 0"
     return notes.finding(kept + _accounts(case, counted), checked=steps > 0)
 
 
@@ -61,7 +62,7 @@ def _check_logs(case: Case, notes: FindingBuilder) -> None:
         for rank, lines in case.run.logs(a.attempt).ranks.items():
             where = f"attempt {a.attempt} rank {rank}"
             if rank >= a.world_size:
-                notes.broken(f"{where} left a log, the attempt had {a.world_size} ranks")
+                notes.broken(f"{where} left a log, the attempt had {plural(a.world_size, 'rank')}")
             steps = [line.global_step for line in lines.events]
             if steps and steps[0] != a.resumed_from_step + 1:
                 notes.broken(f"{where} began with step {steps[0]}, the attempt resumed behind step {a.resumed_from_step}")
@@ -112,7 +113,7 @@ def _check_contents(case: Case, plan: Schedule, notes: FindingBuilder) -> None:
             notes.broken(f"{who} is at epoch {line.epoch} cursor {line.cursor_step}, the step is epoch {expected[0]} cursor {expected[1]}")
         place = BatchPosition(line.global_step, line.rank, line.world_size)
         if line.world_size and line.sample_ids_count != (due := shard_size(case, place)):
-            notes.broken(f"{who} consumed {line.sample_ids_count} samples, its shard has {due}")
+            notes.broken(f"{who} consumed {plural(line.sample_ids_count, 'sample')}, its shard has {due}")
         if line.world_size and (wrong := _wrong_losses(case, line)):
             notes.broken(f"{who} {wrong}")
         if plan.hashes.get(place) != line.sample_ids_hash and place in plan.hashes:
@@ -132,7 +133,7 @@ def _wrong_losses(case: Case, line: RankLine) -> str:
     if not replicas:
         return "logged the losses of replicas, the run has none" if isinstance(line.loss, tuple) else ""
     there = len(line.loss) if isinstance(line.loss, tuple) else 0
-    return "" if there == due else f"logged the losses of {there} replicas, it owns {due}"
+    return "" if there == due else f"logged the losses of {plural(there, 'replica')}, it owns {due}"
 
 
 def _whose(line: RankLine, plan: Schedule) -> str:
@@ -169,7 +170,7 @@ def _check_epochs(case: Case, plan: Schedule, excused: frozenset[Line], notes: F
         if duplicates or surplus:
             notes.broken(f"epoch {epoch}: duplicates {duplicates}, missing {absent}, extra {surplus}")
         elif absent:
-            notes.missing(f"epoch {epoch}: {absent} samples are not on record")
+            notes.missing(f"epoch {epoch}: {plural(absent, 'sample is', 'samples are')} not on record")
     return sum(seen[p] * local[p] for p in seen)
 
 

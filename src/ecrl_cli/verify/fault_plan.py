@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from ecrl_cli.config.elastic import may_shrink
 from ecrl_cli.config.recoveries import recovery_of
+from ecrl_cli.errors import plural
 from ecrl_cli.failures.fault_kind import how_it_ended
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.failures.registry import recorded_kind
@@ -112,7 +113,7 @@ def _without_victim(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, 
         done, step = case.path.of(entry.global_step), entry.global_step
         passed = any(a.world_size > entry.rank and (a.last_step or 0) > step for a in case.attempts)
         if done and not passed and (entry.rank >= done.world_size or _died_in(case, done.attempt, entry)):
-            reasons[entry.index] = f"entry {entry.index} did not fire: rank {entry.rank} had {why}, {done.world_size} ranks did step {step}"
+            reasons[entry.index] = f"entry {entry.index} did not fire: rank {entry.rank} had {why}, {plural(done.world_size, 'rank')} did step {step}"
     return reasons
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import RecordError, shown
+from ecrl_cli.errors import RecordError, plural, shown
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import is_folder
 from ecrl_cli.records.safe_read import read_whole
@@ -41,7 +41,7 @@ def check_labels(case: Case, notes: FindingBuilder) -> None:
     if record and record.name != config.dataset.name:
         notes.broken(f"dataset.json is of {shown(record.name)}, config.json of {shown(config.dataset.name)}")
     if record and config.dataset.name == "fake" and record.size != config.dataset.size:
-        notes.broken(f"dataset.json has {record.size} samples, config.json asks for {config.dataset.size}")
+        notes.broken(f"dataset.json has {plural(record.size, 'sample')}, config.json asks for {config.dataset.size}")
     _check_environment(case, notes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+from ecrl_cli.errors import plural
 from ecrl_cli.history.lineage import committed_as
 from ecrl_cli.records.events import GONE, Attempt, Rejected
 from ecrl_cli.verify.disk_state import Quarantined, StoredCheckpoint, quarantined_steps
@@ -43,7 +44,7 @@ def _check_fresh(a: Attempt, found: Live, left: Live, notes: FindingBuilder) -> 
     elif left:
         notes.broken(f"attempt {a.attempt} began anew although step {max(left)} was committed and is on no record as refused")
     elif found:
-        notes.broken(f"attempt {a.attempt} began anew and refused all {len(found)} checkpoints: a run that has none left ends instead")
+        notes.broken(f"attempt {a.attempt} began anew and refused all {plural(len(found), 'checkpoint')}: a run that has none left ends instead")
 
 
 def _check_choice(case: Case, a: Attempt, live: Live, notes: FindingBuilder) -> None:
@@ -140,4 +141,4 @@ def _check_quarantined(case: Case, notes: FindingBuilder) -> None:
     refused = Counter(step_of(rejected.path) for a in case.attempts for rejected in a.rejected)
     for step, count in Counter(quarantined_steps(case.run)).items():
         if count > refused[step]:
-            notes.broken(f"{count} checkpoints of step {step} lie set aside, {refused[step]} are on record as refused")
+            notes.broken(f"{plural(count, 'checkpoint')} of step {step} lie set aside, {refused[step]} are on record as refused")

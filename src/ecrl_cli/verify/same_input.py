@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ecrl_cli.errors import plural
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
@@ -21,7 +22,7 @@ def same_input(case: Case) -> Finding:
     """
     notes = FindingBuilder(PROMISE)
     if without := sum(line.inputs_hash is None for _, _, line in every_line(case.run)):
-        notes.missing(f"{without} lines have no hash of the inputs")
+        notes.missing(f"{plural(without, 'line has', 'lines have')} no hash of the inputs")
     first: dict[Key, tuple[str, RankLine]] = {}
     compared = 0
     for attempt, _, line in every_line(case.run):
@@ -39,7 +40,7 @@ def same_input(case: Case) -> Finding:
     recut = _check_windows(case, notes)
     message = f"{compared} shards computed again look as they did at first"
     message += f", {against} look as in the reference" if case.reference else ""
-    message += f", {recut} windows look the same cut for another number of ranks" if recut else ""
+    message += f", {plural(recut, 'window looks', 'windows look')} the same cut for another number of ranks" if recut else ""
     if not compared + against + recut:
         return notes.finding("no shard was computed twice, and there is no reference to compare with", checked=False)
     return notes.finding(message)
@@ -59,7 +60,7 @@ def _check_windows(case: Case, notes: FindingBuilder) -> int:
             if not digest or not before[1]:
                 notes.missing(f"{where}: no hash of the inputs in {who if not digest else before[2]}")
             elif digest != before[1]:
-                notes.broken(f"{where}: the inputs of {ranks} ranks in {who} are not those of {before[0]} ranks in {before[2]}")
+                notes.broken(f"{where}: the inputs of {plural(ranks, 'rank')} in {who} are not those of {plural(before[0], 'rank')} in {before[2]}")
     return compared
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from ecrl_cli.errors import shown
+from ecrl_cli.errors import plural, shown
 from ecrl_cli.records.survivor_records import EFFECTS, LOST, AppliedSamples, LostSamples
 
 Windows = Mapping[int, Sequence[int]]
@@ -69,4 +69,4 @@ def _differences(step: int, names: list[str], wrong: dict[int, int]) -> list[str
     sample, times = min(wrong.items())
     word = "too often" if times > 0 else "too seldom"
     where = f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
-    return [f"step {step}: {len(wrong)} samples, the first {sample}, count {abs(times)} time{'s' if abs(times) > 1 else ''} {word} on {where}"]
+    return [f"step {step}: {plural(len(wrong), 'sample')}, the first {sample}, count {plural(abs(times), 'time')} {word} on {where}"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ecrl_cli.config.hmac_key import read_key
-from ecrl_cli.errors import ConfigError, RecordError
+from ecrl_cli.errors import ConfigError, RecordError, plural
 from ecrl_cli.records.seal import Seal, changed_files, read_seal
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
@@ -30,7 +30,8 @@ def records_sealed(case: Case) -> Finding:
         return notes.finding("not sealed" if case.ended else "not sealed: the run has not ended", checked=False)
     _check_content(case, seal, notes)
     message = _signature(case, seal, keyed, notes)
-    return notes.finding(f"{message}: {len(seal.files)} files and {len(seal.checkpoints)} checkpoints are as they were when the run ended")
+    sealed = f"{plural(len(seal.files), 'file')} and {plural(len(seal.checkpoints), 'checkpoint')}"
+    return notes.finding(f"{message}: {sealed} are as they were when the run ended")
 
 
 def _check_content(case: Case, seal: Seal, notes: FindingBuilder) -> None:

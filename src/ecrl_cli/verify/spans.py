@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from ecrl_cli.errors import plural
 from ecrl_cli.records.events import RANK_CATEGORIES, Attempt, CheckpointLine, RankLine, Span
 from ecrl_cli.verify.clocks import local_ranks
 from ecrl_cli.verify.rank_spans import ROUNDING_S, SpanAccount
@@ -31,7 +32,7 @@ def check_spans(case: Case, notes: FindingBuilder) -> None:
                 _check_lines(f"attempt {a.attempt} rank {rank}", lines.events, account, notes)
         for key in sorted(key for key in case.spans.accounts if key[0] == a.attempt):
             if key[1] >= a.world_size:
-                notes.broken(f"attempt {a.attempt} rank {key[1]} left spans, the attempt had {a.world_size} ranks")
+                notes.broken(f"attempt {a.attempt} rank {key[1]} left spans, the attempt had {plural(a.world_size, 'rank')}")
             elif key[1] < local_ranks(case, a.attempt) and case.spans.accounts[key].start < a.launched_at - ROUNDING_S:
                 notes.broken(f"the spans of attempt {a.attempt} rank {key[1]} begin before the launch")
         _check_steps_together(case, a, notes)

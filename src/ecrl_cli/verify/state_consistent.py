@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ecrl_cli.checkpoint.format.manifest import Manifest
 from ecrl_cli.checkpoint.format.train_document import due_on_rank, saved_state, tensor_digests
-from ecrl_cli.errors import shown
+from ecrl_cli.errors import plural, shown
 from ecrl_cli.history.lineage import lines_of
 from ecrl_cli.records.events import Attempt, FinalState
 from ecrl_cli.records.state_digests import RANK_COMPONENTS, RankState, digest_due, digests_configured, recorded_by_rank, worked_out
@@ -31,9 +31,10 @@ def state_consistent(case: Case) -> Finding:
     _check_survivors(case, notes)
     _check_due(case, notes)
     texts = [
-        f"ranks agree behind {steps} steps" + (" and at the end" if ended else ""),
-        f"the learning rate on {lines} lines is the schedule's",
-        f"{documents} checkpoints hold what the configuration says" + (f", {stored} of them what the ranks logged" if stored else ""),
+        f"ranks agree behind {plural(steps, 'step')}" + (" and at the end" if ended else ""),
+        f"the learning rate on {plural(lines, 'line')} is the schedule's",
+        f"{plural(documents, 'checkpoint holds', 'checkpoints hold')} what the configuration says"
+        + (f", {stored} of them what the ranks logged" if stored else ""),
     ]
     return notes.finding("; ".join(texts), checked=bool(steps or lines or documents or ended))
 
@@ -129,7 +130,9 @@ def _check_end(case: Case, notes: FindingBuilder) -> bool:
             notes.missing("final.json does not say what each rank ends in")
         return False
     if [state.rank for state in final.ranks] != list(range(last.world_size)):
-        notes.broken(f"final.json has the end of ranks {[state.rank for state in final.ranks]}, attempt {last.attempt} had {last.world_size} ranks")
+        notes.broken(
+            f"final.json has the end of ranks {[state.rank for state in final.ranks]}, attempt {last.attempt} had {plural(last.world_size, 'rank')}"
+        )
         return False
     first, claimed = final.ranks[0], equal_on_ranks(case.run) | ({"buffers"} if ends_as_restored(case.run) else frozenset())
     for state in final.ranks:

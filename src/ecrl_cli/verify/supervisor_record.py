@@ -6,6 +6,7 @@ import signal
 from itertools import pairwise
 
 from ecrl_cli.config.strategies import strategy_of
+from ecrl_cli.errors import plural
 from ecrl_cli.history.lineage import furthest
 from ecrl_cli.history.timeline import phases
 from ecrl_cli.records.events import TARGET_REACHED, Attempt, SkippedSnapshot, SupervisorRecord
@@ -76,7 +77,7 @@ def _check_budget(case: Case, record: SupervisorRecord, notes: FindingBuilder) -
     """No supervisor restarts a run more often than allowed."""
     spent, most = restarts(charged_attempts(record.attempts, record.sessions)), case.run.stored.config.supervision.max_restarts
     if spent > most:
-        notes.broken(f"supervisor.json has {spent} restarts since the run was last started, supervision.max_restarts is {most}")
+        notes.broken(f"supervisor.json has {plural(spent, 'restart')} since the run was last started, supervision.max_restarts is {most}")
 
 
 def _check_exit(case: Case, a: Attempt, notes: FindingBuilder) -> None:
@@ -87,7 +88,7 @@ def _check_exit(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     if a.signal is not None and not 0 < a.signal < 65:
         notes.broken(f"{who} ended by signal {a.signal}, which there is none of")
     if a.rank is not None and (not 0 <= a.rank < a.world_size or (code == 0 and a.signal is None)):
-        notes.broken(f"{who} of {a.world_size} ranks names rank {a.rank} as the one that ended it, with exit code {code}")
+        notes.broken(f"{who} of {plural(a.world_size, 'rank')} names rank {a.rank} as the one that ended it, with exit code {code}")
     if a.outcome in ("stopped", "hung", SURVIVED) and code == 0:
         notes.broken(f"{who} {a.outcome} and has exit code 0, which only ranks have that came to their end by themselves")
     if a.outcome == "resized" and (code, a.signal) != (0, None):
@@ -125,7 +126,7 @@ def _check_hang(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     if hang.waited_s < hang.limit_s - ROUNDING_S or hang.limit_s <= 0:
         notes.broken(f"{who} was taken for hung after {hang.waited_s:.3f} s of silence, {hang.limit_s:.3f} s were allowed")
     if not set(hang.ranks) <= set(range(a.world_size)):
-        notes.broken(f"{who} of {a.world_size} ranks hung because of ranks {list(hang.ranks)}")
+        notes.broken(f"{who} of {plural(a.world_size, 'rank')} hung because of ranks {list(hang.ranks)}")
     if a.ended_at is None:
         return
     if hang.waited_s > a.ended_at - a.launched_at + ROUNDING_S:
@@ -133,7 +134,7 @@ def _check_hang(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     for rank, lines in sorted(case.run.logs(a.attempt).ranks.items()):
         silent = [line for line in lines.events if line.at > a.ended_at - hang.waited_s] if rank < local_ranks(case, a.attempt) else []
         if len(silent) > 1:  # a rank may still write one line after its last heartbeat
-            notes.broken(f"{who} hung: nothing moved in its last {hang.waited_s:.3f} s, in which rank {rank} logged {len(silent)} steps")
+            notes.broken(f"{who} hung: nothing moved in its last {hang.waited_s:.3f} s, in which rank {rank} logged {plural(len(silent), 'step')}")
 
 
 def _check_stragglers(a: Attempt, notes: FindingBuilder) -> None:

@@ -11,6 +11,7 @@ from ecrl_cli.checkpoint.format.manifest import Manifest
 from ecrl_cli.checkpoint.format.train_document import tensor_digests
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.data.order import epoch_order, position, shard, steps_per_epoch, window
+from ecrl_cli.errors import plural
 from ecrl_cli.failures.registry import recorded_kind
 from ecrl_cli.history.membership import continuing_ranks, lost_lines, successor
 from ecrl_cli.records.events import Attempt, RankLine
@@ -85,7 +86,7 @@ def _complete_reports(case: Case, a: Attempt, notes: FindingBuilder) -> Reports:
     for rank, lines in case.run.logs(a.attempt).survivor_reports.items():
         who = f"the survivor report of attempt {a.attempt} rank {rank}"
         if len(lines.events) > 1:
-            notes.broken(f"{who} has {len(lines.events)} lines: a rank leaves an attempt once")
+            notes.broken(f"{who} has {plural(len(lines.events), 'line')}: a rank leaves an attempt once")
         elif lines.torn:
             notes.missing(f"{who} is torn")
         elif not lines.events:

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from ecrl_cli.config.strategies import strategy_of
+from ecrl_cli.errors import plural
 from ecrl_cli.history.load import AttemptRecords
 from ecrl_cli.records.events import CATEGORIES, CHECKPOINT_ENDS, STALL_PARTS, CheckpointLine, Span
 from ecrl_cli.verify.clocks import check_clocks
@@ -72,7 +73,9 @@ def _check_stalls(case: Case, notes: FindingBuilder) -> str:
                 _check_beside(line, a, notes)
                 _check_stall_spans(line, a.spans.events, ends, notes)
     if split and unsplit:
-        notes.broken(f"the stalls of {unsplit} of {split + unsplit} checkpoints are not split into parts, those of the others are")
+        notes.broken(
+            f"the stalls of {unsplit} of {plural(split + unsplit, 'checkpoint is', 'checkpoints are')} not split into parts, those of the others are"
+        )
     if split:
         return f"; the parts of {split} stalls add up"
     return f"; how {unsplit} stalls are made up was not recorded" if unsplit else ""

@@ -10,6 +10,7 @@ from ecrl_cli.checkpoint.format.canonical_json import parse
 from ecrl_cli.checkpoint.format.image import DTYPES, TensorPlace, TensorSpec
 from ecrl_cli.checkpoint.format.manifest import PartEntry
 from ecrl_cli.checkpoint.format.torch_file import Read, torch_places
+from ecrl_cli.errors import plural
 from ecrl_cli.storage.fs import Buffer
 
 TENSOR_FILES = (".safetensors", ".pt")
@@ -29,7 +30,7 @@ def tensor_table(read: Read, name: str, entry: PartEntry, train: bytes) -> list[
     length = header_length(read(0, 8), entry.bytes)
     longest = 4096 + sum(6 * len(tensor) + 24 * len(each.shape) + 160 for tensor, each in entry.tensors.items())
     if length > longest:  # more than a header for these tensors can have: not read
-        raise ValueError(f"{name} has a header of {length} bytes for {len(entry.tensors)} tensors")
+        raise ValueError(f"{name} has a header of {length} bytes for {plural(len(entry.tensors), 'tensor')}")
     return places(read(8, length), entry)
 
 

@@ -122,7 +122,7 @@ const filter = () => {
   const runs = all("details.run");
   const left = runs.filter((run) => !run.hidden).length;
   const active = words.length > 0 || wanted.length > 0;
-  form.elements.found.value = `${left} of ${runs.length} runs${left ? "" : ": nothing is left, Esc clears"}`;
+  form.elements.found.value = `${left} of ${runs.length} run${runs.length === 1 ? "" : "s"}${left ? "" : ": nothing is left, Esc clears"}`;
   form.querySelector("button").hidden = !active;
 };
 const choose = () => {

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ecrl_cli.checkpoint.format.names import LATEST, LAYERS
+from ecrl_cli.errors import plural
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.metrics.statistics import wilson
 from ecrl_cli.studies.corruption.byte_faults import PUBLISHED_FAULTS
@@ -298,7 +299,7 @@ def gates(results: Results) -> Iterator[Gate]:
         yield Gate("exhaustive: enough", enough, f"{tried['injections']} mutations, at least {LEAST_EXHAUSTIVE} are asked for")
     if structural := results.of("structural"):
         kinds = len({(r.facts["layout"], r.facts["row"]) for r in structural})
-        as_expected = f"{len(structural)} trials of {kinds} kinds ended as the table of verdicts says"
+        as_expected = f"{plural(len(structural), 'trial')} of {kinds} kinds ended as the table of verdicts says"
         yield _gate("structural: as expected", _keys(structural, lambda r: not r.found["as_expected"]), as_expected)
         yield _gate("structural: typed", _keys(structural, lambda r: r.found["untyped"]), "no exception came out of integrity check or recovery")
     if recovery := results.of("recovery"):

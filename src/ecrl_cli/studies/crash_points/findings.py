@@ -8,6 +8,7 @@ from typing import Any
 
 from ecrl_cli.config.schema import WRITE_MODES
 from ecrl_cli.config.strategies import STRATEGIES
+from ecrl_cli.errors import plural
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.crash_points.crash_targets import AFTER_MODEL, NONE, PHASES, PUBLISHED
 from ecrl_cli.studies.crash_points.trial import violation
@@ -275,7 +276,7 @@ def notes(results: Results, in_memory: bool) -> tuple[str, ...]:
     each = min((sum(r.facts["mode"] == mode for r in kills) for mode in modes(results)), default=0)
     if each and not lost:
         notes.append(
-            f"0 of {len(kills)} kills at a random moment lost an acknowledged checkpoint or brought back a wrong one: with {each} in each "
+            f"0 of {plural(len(kills), 'kill')} at a random moment lost an acknowledged checkpoint or brought back a wrong one: with {each} in each "
             f"mode, the probability per such kill is below {upper_bound(each):.2%} (one-sided exact 95%) in each."
         )
     return tuple(notes)

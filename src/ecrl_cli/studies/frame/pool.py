@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.errors import EcrlError
+from ecrl_cli.errors import EcrlError, plural
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.pdeathsig import die_with_parent
 from ecrl_cli.studies.frame.registry import load_study, make_study
@@ -34,7 +34,7 @@ class Progress:
         self._began = self._said = monotonic()
         self._bar: Bar | None = None
         if done:
-            say(f"{name}: {done} of {total} trials are on record already")
+            say(f"{name}: {done} of {plural(total, 'trial is', 'trials are')} on record already")
         if sys.stderr.isatty():
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
             self._bar = Bar(*columns, console=Console(stderr=True))
@@ -47,7 +47,7 @@ class Progress:
             self._bar.advance(self._task)
         elif monotonic() - self._said > _EVERY_S:
             self._said = monotonic()
-            self._say(f"{self._name}: {self._done} of {self._total} trials, {self._said - self._began:.0f} s")
+            self._say(f"{self._name}: {self._done} of {plural(self._total, 'trial')}, {self._said - self._began:.0f} s")
 
     def close(self) -> None:
         if self._bar is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.study import StudyConfig, study_id
-from ecrl_cli.errors import RecordError, RunDirectoryError, Stopped, shown
+from ecrl_cli.errors import RecordError, RunDirectoryError, Stopped, plural, shown
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import StudyLayout
@@ -59,7 +59,7 @@ def run_study(config: StudyConfig, root: Path, say: Say) -> int:
     with _terminable(), run_lock(layout), _scratch(layout), _opened(StudyContext(config, layout.scratch / "main")) as study:
         plan = _planned(study)
         _write_headers(config, layout)
-        say(f"{config.name}: {len(plan)} trials, seed {config.seed}: {root}")
+        say(f"{config.name}: {plural(len(plan), 'trial')}, seed {config.seed}: {root}")
         for skip in study.skips():
             say(f"{config.name}: skipped: {skip.arm}: {skip.reason}")
         try:
@@ -201,5 +201,5 @@ def _answer(config: StudyConfig, document: dict[str, Any], say: Say) -> int:
         say(f"{config.name}: gate failed: {gate['name']}: {gate['message']}")
     for note in document["notes"]:
         say(f"{config.name}: {note}")
-    say(f"{config.name}: {document['done']} trials, {len(document['gates']) - len(failed)} of {len(document['gates'])} gates passed")
+    say(f"{config.name}: {plural(document['done'], 'trial')}, {len(document['gates']) - len(failed)} of {len(document['gates'])} gates passed")
     return 1 if failed else 0

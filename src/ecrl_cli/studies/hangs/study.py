@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from ecrl_cli.config.studies import Hangs
+from ecrl_cli.errors import plural
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.fake_ranks.fake_rank import FakeRankScript
 from ecrl_cli.studies.fake_ranks.supervisor_harness import LIMIT_S, TRIAL_S, Stage, Trigger, TriggeringUI, settings, stage
@@ -108,7 +109,7 @@ def _ends(group: Group) -> str:
 def _in_time(results: Results) -> Iterator[Gate]:
     hung = [record for record in results.of("case") if "hung" in record.found["outcomes"]]
     longest = max((record.found["found_after"] for record in hung), default=0.0)
-    said = f"{len(hung)} trials with a hang, ended at most {longest:.2f} times its limit after the last step"
+    said = f"{plural(len(hung), 'trial')} with a hang, ended at most {longest:.2f} times its limit after the last step"
     yield Gate("in_time", bool(hung) and longest < IN_LIMITS, f"{said}, by the ranks' own lines (target: below {IN_LIMITS:g})")
 
 

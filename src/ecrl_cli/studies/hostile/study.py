@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.config.studies import Hostile
+from ecrl_cli.errors import plural
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.gates import none_of
 from ecrl_cli.studies.frame.result import Column, Table
@@ -155,7 +156,7 @@ def _controls(results: Results) -> Iterator[Gate]:
         message = f"{len(found['ran'])} of {len(found['of'])} payloads ran under torch.load without restriction: else the canary would be blind"
         yield Gate("control", len(found["ran"]) == len(found["of"]) > 0, message)
     for found in (record.found for record in results.of("audit")):
-        message = f"{len(found['outside'])} files outside the run touched in {found['looks']} looks ({found['opened']} opened inside)"
+        message = f"{plural(len(found['outside']), 'file')} outside the run touched in {found['looks']} looks ({found['opened']} opened inside)"
         message += f": {found['outside'][0]}" if found["outside"] else ""
         yield Gate("audit", not found["outside"] and found["looks"] > 0 and found["opened"] > 0, message)
 

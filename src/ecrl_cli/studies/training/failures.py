@@ -21,7 +21,7 @@ from ecrl_cli.config.fault_spec import Entry, parse
 from ecrl_cli.config.schema import WRITE_MODES, FailureConfig, RunConfig
 from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.config.studies import Failures
-from ecrl_cli.errors import ConfigError
+from ecrl_cli.errors import ConfigError, plural
 from ecrl_cli.failures.fault_kind import Victim
 from ecrl_cli.failures.plan import plan, planned
 from ecrl_cli.failures.registry import fault_kind
@@ -266,7 +266,7 @@ def _notes(results: Results) -> Iterator[str]:
     injected, attempts = sum(len(record.found["fired"]) for record in tried), sum(record.found["attempts"] for record in tried)
     fired = [each for record in tried for each in record.found["fired"]]
     took = [record.seconds for record in tried]
-    yield f"{injected} failures were injected in {len(tried)} runs, which took {attempts} attempts."
+    yield f"{plural(injected, 'failure was', 'failures were')} injected in {plural(len(tried), 'run')}, which took {plural(attempts, 'attempt')}."
     yield f"A run took {median(took):.1f} s in the middle and {max(took):.1f} s at most, with its verdict and what ran beside it."
     yield f"by kind: {_told(kind for kind, _ in fired)}"
     yield f"by phase: {_told(moment for _, moment in fired)}"
@@ -276,7 +276,7 @@ def _notes(results: Results) -> Iterator[str]:
     yield f"runs by outcome: {_told(record.found['outcome'] for record in tried)}"
     if all(map(is_valid, tried)):
         yield (
-            f"0 of {len(tried)} runs under two random failures lost or changed anything: the probability per such run is below "
+            f"0 of {plural(len(tried), 'run')} under two random failures lost or changed anything: the probability per such run is below "
             f"{upper_bound(len(tried)):.2%} (one-sided exact 95%). Nothing was lost: every run reached its target in the very state of its reference."
         )
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from ecrl_cli.config.build import build
 from ecrl_cli.config.fault_spec import typed_entries
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import EcrlError, RunHeld
+from ecrl_cli.errors import EcrlError, RunHeld, plural
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.failures.plan import planned as parts
@@ -237,7 +237,7 @@ def _outcome(found: Run, verdict: Verdict, due: str, typed: int) -> tuple[str, s
         return verdict.status, next(finding.message for finding in verdict.findings if finding.status == verdict.status)
     if found.digests != due:
         return "differs", f"ends in {found.digests[:60]}, its reference in {due[:60]}"
-    return (VALID, "") if len(found.fired) == typed else ("idle", f"{len(found.fired)} of {typed} failures were injected")
+    return (VALID, "") if len(found.fired) == typed else ("idle", f"{len(found.fired)} of {plural(typed, 'failure was', 'failures were')} injected")
 
 
 def injected_entries(config: RunConfig, fired: Collection[int]) -> list[tuple[list[str], bool]]:
@@ -371,7 +371,7 @@ def all_valid(results: Results) -> Iterator[Gate]:
     if bad:
         wrong = bad[0].found
         first = f"; the first: {bad[0].key}: {wrong['outcome']}: {wrong['why']}: {wrong['replay']} (the run alone: {wrong['alone']})"
-    yield Gate("valid", bool(tried) and not bad, f"{len(tried) - len(bad)} of {len(tried)} runs ended valid, alike and clean{first}")
+    yield Gate("valid", bool(tried) and not bad, f"{len(tried) - len(bad)} of {plural(len(tried), 'run')} ended valid, alike and clean{first}")
 
 
 def phases_hit(phases: Sequence[str], times: int, trials: int) -> GateRule:
@@ -381,6 +381,6 @@ def phases_hit(phases: Sequence[str], times: int, trials: int) -> GateRule:
         if results.keys.trials >= trials:
             hit = Counter(phase for record in runs(results) for phase in phases_of(record))
             rare = [phase for phase in phases if hit[phase] < times]
-            yield Gate("phases", not rare, f"each phase hit in at least {times} runs" + (f"; not {', '.join(rare)}" if rare else ""))
+            yield Gate("phases", not rare, f"each phase hit in at least {plural(times, 'run')}" + (f"; not {', '.join(rare)}" if rare else ""))
 
     return gate

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import plural
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.plan import pending, read_plan
 from ecrl_cli.linux.clock import boot_id, monotonic, wall
@@ -49,9 +50,9 @@ def plan_regroup(config: RunConfig, world_size: int, left: Mapping[int, int], sp
     if len(set(left.values())) > 1:
         return RegroupPlan(because=f"the survivors left behind different steps ({', '.join(f'rank {r}: {s}' for r, s in sorted(left.items()))})")
     if len(filled) < len(dead) and not recovery.shrinks:
-        return RegroupPlan(because=f"{len(dead)} died and {_count(len(filled), 'spare')} stood by")
+        return RegroupPlan(because=f"{len(dead)} died and {plural(len(filled), 'spare')} stood by")
     if recovery.shrinks and config.global_batch % len(places):
-        return RegroupPlan(because=f"{len(places)} ranks cannot share global_batch {config.global_batch} equally")
+        return RegroupPlan(because=f"{plural(len(places), 'rank')} cannot share global_batch {config.global_batch} equally")
     memory = SURVIVORS if recovery.from_memory else ""
     return RegroupPlan(next(iter(left.values())), memory, places, _ranks(places, filled))
 
@@ -102,10 +103,7 @@ def describe(death: str, world_size: int, regroup: RegroupPlan) -> str:
     if not regroup:
         return f"{death}; all begin anew: {regroup.because}" if regroup.because else death
     if not regroup.memory:
-        return f"{death}; {world_size - len(regroup.joined)} of {world_size} ranks and {_count(len(regroup.joined), 'spare')} go back to a checkpoint"
-    spares = f", {_count(len(regroup.joined), 'spare')} among them" if regroup.joined else ""
-    return f"{death}; {len(regroup.origins)} of {world_size} ranks go on{spares}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+        spares = plural(len(regroup.joined), "spare")
+        return f"{death}; {world_size - len(regroup.joined)} of {plural(world_size, 'rank')} and {spares} go back to a checkpoint"
+    spares = f", {plural(len(regroup.joined), 'spare')} among them" if regroup.joined else ""
+    return f"{death}; {len(regroup.origins)} of {plural(world_size, 'rank')} go on{spares}"

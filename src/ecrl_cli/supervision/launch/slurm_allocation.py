@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ecrl_cli.config.elastic import place_ranks
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import ConfigError, Stopped
+from ecrl_cli.errors import ConfigError, Stopped, plural
 from ecrl_cli.linux import processes
 
 KEY = "supervision.nodes"
@@ -44,10 +44,12 @@ def check_allocation(config: RunConfig) -> None:
     if wanted == 1:
         return
     if "SLURM_JOB_ID" not in os.environ or shutil.which("srun") is None:
-        raise ConfigError(KEY, f"{wanted} nodes asked, this is no Slurm allocation", "start it with sbatch, or with hydra/launcher=submitit_slurm")
+        raise ConfigError(
+            KEY, f"{plural(wanted, 'node')} asked, this is no Slurm allocation", "start it with sbatch, or with hydra/launcher=submitit_slurm"
+        )
     nodes = allocated()
     if len(nodes) < wanted:
-        raise ConfigError(KEY, f"{wanted} nodes asked, the allocation has {len(nodes)} ({','.join(nodes)})", "ask Slurm for more nodes")
+        raise ConfigError(KEY, f"{plural(wanted, 'node')} asked, the allocation has {len(nodes)} ({','.join(nodes)})", "ask Slurm for more nodes")
     here = os.environ.get("SLURMD_NODENAME", "")
     if here != nodes[0]:
         where = here or "a machine outside the allocation"
