@@ -332,7 +332,7 @@ def test_half_a_checkpoint_may_be_set_aside_where_it_is_not_installed_whole(swee
     shutil.copytree(layout.checkpoints / "step_00000012", layout.checkpoints / ".rejected_step_00000012.0badcafe")
     mode = WriteModeConfig(name="atomic_dirsync" if atomic else "unsafe", atomic=atomic)
     finding = no_bad_checkpoint(Case(configured(load(layout), write_mode=mode)))
-    assert_said(finding, status, "1 checkpoint of step 12 lies set aside, 0 are on record as refused" if atomic else "")
+    assert_said(finding, status, "set aside: 1 checkpoint of step 12, on record as refused: 0" if atomic else "")
 
 
 def test_a_run_beside_whose_configuration_cannot_be_read_is_no_evidence(sweep: Path, tmp_path: Path) -> None:

@@ -141,4 +141,4 @@ def _check_quarantined(case: Case, notes: FindingBuilder) -> None:
     refused = Counter(step_of(rejected.path) for a in case.attempts for rejected in a.rejected)
     for step, count in Counter(quarantined_steps(case.run)).items():
         if count > refused[step]:
-            notes.broken(f"{plural(count, 'checkpoint')} of step {step} lie set aside, {refused[step]} are on record as refused")
+            notes.broken(f"set aside: {plural(count, 'checkpoint')} of step {step}, on record as refused: {refused[step]}")
