@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from ecrl_cli.config.launchers import LAUNCHERS
 from ecrl_cli.config.recoveries import RECOVERIES
 from ecrl_cli.config.strategies import STRATEGIES
+from ecrl_cli.config.tasks import TASKS
+from ecrl_cli.data.datasets import build_dataset
+from ecrl_cli.data.loading import BatchLoader
+from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.errors import EvidenceMissing
+from ecrl_cli.models import build
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.verify.verdict import VALID, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.conftest import Ecrl
-from tests.contract import test_recoveries, test_strategies
+from tests.contract import test_recoveries, test_strategies, test_tasks
 from tests.contract.variants import check_description, install
 from tests.e2e.runs import supervisor, tiny
+from tests.in_process import SharedLaunchers, ecrl_in_process
 
 
 @pytest.fixture
@@ -29,7 +38,7 @@ def site(tmp_path: Path) -> Path:
 def installed(site: Path) -> Iterator[None]:
     """`mylab` can be imported in this process; afterwards nothing knows of it."""
     with pytest.MonkeyPatch.context() as patch:
-        for registry in (STRATEGIES, RECOVERIES, LAUNCHERS):
+        for registry in (STRATEGIES, RECOVERIES, LAUNCHERS, TASKS):
             patch.setattr(registry, "_known", dict(registry._known))
         patch.syspath_prepend(site)
         yield
@@ -39,6 +48,7 @@ def test_what_a_package_adds_is_held_to_the_contracts_of_its_family(installed: N
     check_description(STRATEGIES, "announced", "checkpoint", "strategy")
     check_description(RECOVERIES, "replaced_forward", "recovery", "name")
     check_description(LAUNCHERS, "timed", "supervision", "launcher")
+    test_tasks.check_task("robust")
     assert "replaced_forward" in RECOVERIES.names() and "replaced_forward" not in RECOVERIES.builtin
     for check in (test_recoveries.test_the_object_does_not_contradict_itself, test_recoveries.test_who_goes_on_is_as_the_object_says):
         check(RECOVERIES.of("replaced_forward"))
@@ -63,3 +73,78 @@ def test_a_run_with_one_of_each_recovers_and_is_judged_where_the_package_is(
     verdict = verify_run(run.root)
     assert verdict.status == VALID, render(verdict)
     assert '"cause":"replaced_forward"' in run.attempt(0).lost_samples(0).read_text()
+
+
+def logged_loss(run: Path) -> float:
+    """Of rank 0 in the first step, or of its first replica."""
+    line = json.loads(RunLayout(run).attempt(0).rank(0).read_text().splitlines()[0])
+    return float(line["loss"][0] if isinstance(line["loss"], list) else line["loss"])
+
+
+def own_loss(run: Path) -> float:
+    """The same by the task's own function, of the model as it begins and the samples that the order gives."""
+    config = read_run_config(RunLayout(run)).config
+    dataset = build_dataset(config.dataset)
+    torch.manual_seed(config.seed)
+    model = build(config.model, dataset.traits.classes, dataset.traits.shape)
+    sampler = ResumableGlobalBatchSampler(len(dataset), config.global_batch, config.seed, config.elastic.replicas)
+    ids = sampler.shard(0, config.world_size)
+    ids = ids[: config.global_batch // config.elastic.replicas] if config.elastic.replicas else ids
+    batch = BatchLoader(dataset, config.seed, config.dataset.augment).batch(0, ids)
+    return float(TASKS.of(config.task.name).load()(model, batch.x, batch.y).detach())
+
+
+@pytest.mark.parametrize(
+    ("chosen", "recorded"),
+    [
+        (("task=robust", "dataset=waves", "model=linear", "optimizer.lr=0.01"), ("float32", "float32", [1])),
+        (("task=next_token", "dataset=counting", "model=bigram", "elastic.replicas=4"), ("int64", "int64", [8])),
+        (("task=regression", "dataset=waves", "model=linear", "optimizer.lr=0.01", "recovery=immediate_rollback", "supervision.spares=1"), None),
+    ],
+    ids=["own loss, tuples", "text, replicas", "regression, in memory"],
+)
+def test_what_is_no_picture_recovers_exactly_too(
+    tmp_path: Path,
+    site: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    chosen: tuple[str, ...],
+    recorded: tuple[str, str, list[int]] | None,
+) -> None:
+    """Killed in the middle, it ends bit for bit as the undisturbed run, with every sample on record once."""
+    request.getfixturevalue("installed")
+    keys = tiny("model=", "model.width=8", "dataset=", "dataset.augment=", "dataset.size=96", "failure.steps=[9]", "reference=auto")
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    launchers = SharedLaunchers({"PYTHONPATH": str(site)})
+    try:
+        ecrl_in_process(tmp_path, "train", *chosen, *keys, "run_dir=run", launchers=launchers)
+    finally:
+        launchers.end()
+    verdict = verify_run(tmp_path / "run")
+    assert verdict.status == VALID and verdict.reference, render(verdict)
+    assert {"same-trajectory", "exactly-once"} <= {each.promise for each in verdict.findings if each.status == VALID}
+    assert logged_loss(tmp_path / "run") == pytest.approx(own_loss(tmp_path / "run"), rel=1e-4)
+    if recorded:
+        record = json.loads(RunLayout(tmp_path / "run").dataset.read_text())
+        assert (record["inputs"], record["targets"], record["target_shape"]) == recorded
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ("task=robust dataset=stripes model=linear", "task: robust takes targets of float32, those of stripes are int64; choose another task"),
+        ("task=classification dataset=waves model=linear", "task: classification takes targets of int64, those of waves are float32"),
+        ("task=regression dataset=digits", "task: regression takes targets of float32, those of digits are int64"),
+        ("task=robust dataset=waves model=linear dataset.augment=true", "dataset.augment: waves has no pictures that could be cropped and flipped"),
+        ("task=next_token dataset=counting model=linear", "model: linear cannot be built for inputs of (8,) and 32 outputs (IndexError"),
+        ("task=robust dataset=waves model=bigram", "task: robust cannot compute the loss of model bigram on waves (RuntimeError"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused_before_the_launch(
+    tmp_path: Path, site: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, chosen: str, said: str
+) -> None:
+    request.getfixturevalue("installed")
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    done = ecrl_in_process(tmp_path, "train", *chosen.split(), "target_steps=2", "run_dir=run", check=2)
+    assert done.stderr.count("\n") == 1 and said in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -14,6 +14,7 @@ from ecrl_cli.records.events import DatasetRecord
 from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.training.in_place_session import InPlaceSession, warm_up_model
 from ecrl_cli.training.rendezvous import Rendezvous
+from ecrl_cli.training.train_step import WarmUp
 
 RECORD = DatasetRecord("fake", size=64, classes=10, shape=(3, 16, 16))
 
@@ -37,7 +38,7 @@ def test_a_rehearsal_reaches_every_parameter_and_leaves_the_model_as_it_was(name
     for key, parameter in model.named_parameters():
         parameter.register_hook(lambda gradient, key=key: reached.add(key))
     try:
-        warm_up_model(model, RunConfig(precision=precision, global_batch=8, world_size=2), RECORD)
+        warm_up_model(model, WarmUp.of(RunConfig(precision=precision), RECORD, torch.device("cpu")), samples=4)
     except RuntimeError as error:  # torch 2.15, on a processor with AMX under ATEN_CPU_CAPABILITY=avx2
         if "only supported when avx512" not in str(error):
             raise

@@ -20,6 +20,7 @@ from ecrl_cli.data.preflight import prepare as prepare_data
 from ecrl_cli.errors import ConfigError, RunDirectoryError, plural
 from ecrl_cli.records.layout import SweepLayout
 from ecrl_cli.runs.environment import disagreements
+from ecrl_cli.runs.probing import probe
 from ecrl_cli.runs.run_dir import check_run_dir, claim_sweep, lost
 from ecrl_cli.runs.run_plan import RunPlan, command_folder, plan_run, references
 from ecrl_cli.supervision.launch.launcher import check_network
@@ -65,7 +66,10 @@ def prepare(arguments: Arguments, say: Say) -> TrainPlan:
         return plan
     if engine != "submitit_slurm":
         check_torch()
-    return _with_data(plan, say)
+    plan = _with_data(plan, say)
+    if engine != "submitit_slurm":
+        probe(run.config for run in plan.runs.values())
+    return plan
 
 
 def _plan(grid: Grid) -> TrainPlan:

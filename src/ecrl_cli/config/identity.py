@@ -27,7 +27,7 @@ NOT_REFERENCE = (
 )
 
 # Keys added by a version, with the earlier behaviour: with that value, a configuration has the id that earlier versions recorded.
-BEFORE = {"ddp": {"find_unused_parameters": True}}
+BEFORE = {"ddp": {"find_unused_parameters": True}, "task": {"name": "classification"}}
 BEFORE_DIGEST = "sha256"  # checkpoint.digest of the versions that had no such key
 
 

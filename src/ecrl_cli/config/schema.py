@@ -15,6 +15,7 @@ from ecrl_cli.config.launchers import LAUNCHERS
 from ecrl_cli.config.recoveries import RECOVERIES
 from ecrl_cli.config.registry import VariantRegistry
 from ecrl_cli.config.strategies import STRATEGIES
+from ecrl_cli.config.tasks import TASKS
 
 WRITE_MODES = ("unsafe", "atomic_nodirsync", "atomic_dirsync")
 LAYOUTS = ("group", "single")
@@ -82,6 +83,13 @@ class ModelConfig:
     width: int = at_least(32, 4)
     depth: int = at_least(4, 1)
     dropout: float = field(default=0.0, metadata={"minimum": 0.0, "below": 1.0})
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """What is learnt: the loss of a batch, and what a sample is (config/tasks.py)."""
+
+    name: str = variant("classification", TASKS)
 
 
 @dataclass(frozen=True)
@@ -286,6 +294,7 @@ class RunConfig:
     reference: str = one_of("auto", REFERENCES)
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     ddp: DdpConfig = field(default_factory=DdpConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

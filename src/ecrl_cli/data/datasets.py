@@ -10,7 +10,8 @@ from ecrl_cli.config.schema import DatasetConfig
 if TYPE_CHECKING:
     from ecrl_cli.data.sample_set import SampleSet
 
-# name -> builder: (DatasetConfig) -> SampleSet; an installed package adds its own under the entry-point group.
+# name -> builder: (DatasetConfig) -> SampleSet, or a map-style data set of tuples (x, y, id).
+# An installed package adds its own under the entry-point group.
 REGISTRY = Registry(
     kind="dataset",
     group="ecrl.datasets",
@@ -28,5 +29,8 @@ REGISTRY = Registry(
 
 def build_dataset(config: DatasetConfig) -> SampleSet:
     """The training set that `config` describes. Downloads nothing: `preflight.prepare` does that before, in one process."""
-    dataset: SampleSet = REGISTRY.load(config.name)(config)
-    return dataset
+    from ecrl_cli.data.sample_set import SampleSet  # imports torch
+    from ecrl_cli.data.tuple_set import TupleSet
+
+    dataset = REGISTRY.load(config.name)(config)
+    return dataset if isinstance(dataset, SampleSet) else TupleSet(config.name, dataset)

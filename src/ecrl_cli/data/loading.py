@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from ecrl_cli.data.sample_set import Ids, SampleSet, normalised
 from ecrl_cli.records.events import DatasetRecord
 
 Pixels = npt.NDArray[np.uint8]
-Inputs = npt.NDArray[np.float32]
+Inputs = npt.NDArray[Any]
 Words = npt.NDArray[np.uint64]
 
 # Of Philox4x32-10.
@@ -29,7 +30,8 @@ _ROUNDS = 10
 
 @dataclass(frozen=True)
 class Batch:
-    """`x`: float32 (n, c, h, w). `y`: int64 (n). `ids`: in the same order. `inputs_hash`: `inputs_hash(x, ids)`.
+    """`x`: inputs (n, *shape), of pictures float32. `y`: targets (n, ...), of classes int64. `ids`: in the same order.
+    `inputs_hash`: `inputs_hash(x, ids)`.
 
     `x` and `y` lie in memory allocated by torch, aligned to 64 bytes. NumPy's alignment (16 bytes) varies with the process's history; a matrix
     product may choose its kernel by alignment, and a resumed run would then differ in bits.
@@ -67,7 +69,10 @@ def inputs_hash(x: Inputs, ids: Ids) -> str:
 
 def describe(dataset: SampleSet) -> DatasetRecord:
     """The content of dataset.json for `dataset`."""
-    return DatasetRecord(dataset.traits.name, len(dataset), dataset.traits.classes, dataset.traits.shape)
+    traits = dataset.traits
+    pixels, targets = dataset.fetch(np.zeros(1, dtype=np.int64))
+    inputs = normalised(pixels, traits)
+    return DatasetRecord(traits.name, len(dataset), traits.classes, traits.shape, inputs.dtype.name, targets.dtype.name, targets.shape[1:])
 
 
 def augmented(pixels: Pixels, seed: int, epoch: int, ids: npt.NDArray[np.int64], flip: bool) -> Pixels:

@@ -12,21 +12,22 @@ import torch
 
 Ids = npt.NDArray[np.int64]
 Pixels = npt.NDArray[Any]  # uint8 images, float32 measurements
-Labels = npt.NDArray[np.int64]
+Labels = npt.NDArray[Any]  # int64 classes; of other tasks whatever their loss takes
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """`shape`: (channels, height, width). `mean`, `std`: per channel, of pixels divided by `peak`.
+    """`shape`: of one input; of a picture (channels, height, width). `classes`: what the model is built for (classes, tokens, numbers to predict).
 
+    `mean`, `std`: per channel, of pixels divided by `peak`; empty: samples are no pictures, and are trained on as they are.
     `flip`: whether a mirror image shows the same class.
     """
 
     name: str
     classes: int
-    shape: tuple[int, int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    shape: tuple[int, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     peak: int = 255
     flip: bool = True
 
@@ -41,12 +42,13 @@ class SampleSet(ABC):
 
     @abstractmethod
     def fetch(self, ids: Ids) -> tuple[Pixels, Labels]:
-        """Pixels (n, c, h, w) and labels (n) of `ids`, in that order."""
+        """Inputs (n, *shape) and targets (n, ...) of `ids`, in that order; of pictures pixels (n, c, h, w) and labels (n)."""
 
-    def __getitem__(self, sample_id: int) -> tuple[torch.Tensor, int, int]:
+    def __getitem__(self, sample_id: int) -> tuple[torch.Tensor, Any, int]:
         """(x, y, sample_id): one sample, normalised, not augmented."""
         pixels, labels = self.fetch(np.array([sample_id], dtype=np.int64))
-        return torch.from_numpy(normalised(pixels, self.traits)[0]), int(labels[0]), sample_id
+        target = int(labels[0]) if labels.ndim == 1 and labels.dtype == np.int64 else torch.from_numpy(labels[0:1].copy())[0]
+        return torch.from_numpy(normalised(pixels, self.traits)[0]), target, sample_id
 
 
 class ArraySet(SampleSet):
@@ -62,8 +64,10 @@ class ArraySet(SampleSet):
         return self._pixels[ids], self._labels[ids]
 
 
-def normalised(pixels: Pixels, traits: DatasetInfo) -> npt.NDArray[np.float32]:
-    """(pixels / peak - mean) / std as float32, elementwise: a sample's bits do not depend on its batch."""
+def normalised(pixels: Pixels, traits: DatasetInfo) -> npt.NDArray[Any]:
+    """(pixels / peak - mean) / std as float32, elementwise: a sample's bits do not depend on its batch. What is no picture: as it is, in C order."""
+    if not traits.mean:
+        return np.ascontiguousarray(pixels)
     mean, std = (np.array(values, dtype=np.float32).reshape(1, -1, 1, 1) for values in (traits.mean, traits.std))
     x = pixels.astype(np.float32, order="C")  # a decoded image may be channels-last; the hashed bytes must be in the tensor's order
     x -= mean * np.float32(traits.peak)

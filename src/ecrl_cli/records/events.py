@@ -341,12 +341,18 @@ class PlannedFailure:
 
 @dataclass(frozen=True)
 class DatasetRecord:
-    """dataset.json: `size` samples, `classes`, `shape` of one input (channels, height, width)."""
+    """dataset.json: `size` samples, `classes`, `shape` of one input (of a picture: channels, height, width).
+
+    `inputs`, `targets`: their dtypes; `target_shape`: of one target. Records of earlier versions do not have these: all were pictures with classes.
+    """
 
     name: str
     size: int
     classes: int
     shape: tuple[int, ...]
+    inputs: str = "float32"
+    targets: str = "int64"
+    target_shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

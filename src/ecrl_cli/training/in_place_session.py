@@ -176,8 +176,8 @@ class InPlaceSession(Session):
         digest = self.config.checkpoint.digest
         return ready.train_step, ready.sampler, TrainState(*_parts(ready.train_state), self.rank, self.world_size, self.peers, digest=digest)
 
-    def train_step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, shape: tuple[int, ...]) -> DataParallelTrainStep:
-        return build_train_step(self.config, model, optimizer, WarmUp.of(self.config, shape, self.device), self.heartbeat)
+    def train_step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, record: DatasetRecord) -> DataParallelTrainStep:
+        return build_train_step(self.config, model, optimizer, WarmUp.of(self.config, record, self.device), self.heartbeat)
 
     def restore(self, train_state: TrainState) -> TrainPosition:
         if self.order.memory != SURVIVORS:
@@ -258,7 +258,8 @@ def build_train_step(
 ) -> FaultTolerantTrainStep:
     device = warm_up.device
     scheduler, scaler = build_scheduler(config.optimizer, optimizer, config.target_steps), build_scaler(config.precision, device)
-    return FaultTolerantTrainStep(model, optimizer, scheduler, scaler, device, autocast(config.precision, device), heartbeat, warm_up=warm_up)
+    parts = (model, optimizer, scheduler, scaler, device, autocast(config.precision, device), heartbeat)
+    return FaultTolerantTrainStep(*parts, warm_up.loss, warm_up=warm_up)
 
 
 def warmed_up(config: RunConfig, address: TcpStoreAddress) -> CarriedState:
@@ -270,19 +271,18 @@ def warmed_up(config: RunConfig, address: TcpStoreAddress) -> CarriedState:
     carried.data = (dataset, record)
     model = build_model(config.model, record.classes, record.shape)
     optimizer = build_optimizer(config.optimizer, model.parameters())
-    warm_up_model(model, config, record)
-    train_step = build_train_step(config, model, optimizer, WarmUp.of(config, record.shape, device), HeartbeatWriter(None, 0))
+    warm_up = WarmUp.of(config, record, device)
+    warm_up_model(model, warm_up, config.global_batch // config.world_size)
+    train_step = build_train_step(config, model, optimizer, warm_up, HeartbeatWriter(None, 0))
     sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed)
     carried.ready = WarmTrainer(train_step, sampler, TrainState(model, optimizer, train_step.scheduler, train_step.scaler, sampler, 0, 1))
     return carried
 
 
-def warm_up_model(model: torch.nn.Module, config: RunConfig, record: DatasetRecord) -> None:
+def warm_up_model(model: torch.nn.Module, warm_up: WarmUp, samples: int) -> None:
     """One forward and backward pass on zeros, to select kernels and allocate memory. Leaves `model` as it was."""
     before = [buffer.clone() for buffer in model.buffers()]
-    with autocast(config.precision, torch.device("cpu")):
-        output = model(torch.zeros(config.global_batch // config.world_size, *record.shape))
-    output.float().sum().backward()
+    warm_up.iterate(model, samples)
     model.zero_grad(set_to_none=True)
     put_back(model.buffers(), before)
 

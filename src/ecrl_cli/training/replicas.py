@@ -23,13 +23,13 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 from ecrl_cli.checkpoint.capture.rng import seed_replica
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.data.loading import Batch
 from ecrl_cli.training.control_client import HeartbeatWriter
-from ecrl_cli.training.train_step import StepResult
+from ecrl_cli.training.losses import classification
+from ecrl_cli.training.train_step import Loss, StepResult
 
 T = TypeVar("T")
 
@@ -220,6 +220,7 @@ class ReplicaTrainStep:
     owned: range
     exchange: Exchange
     contribution: ReplicaGradient
+    loss: Loss = classification
 
     def run(self, batch: Batch, global_step: int) -> StepResult:
         """Compute every owned replica, exchange, update. Afterwards the RNG state is the same on every rank."""
@@ -246,6 +247,6 @@ class ReplicaTrainStep:
         self.contribution.rewind()
         self.optimizer.zero_grad(set_to_none=True)
         with self.autocast:
-            loss = F.cross_entropy(self.model(x).float(), y)
+            loss = self.loss(self.model, x, y)
         self.scaler.scale(loss).backward()
         return loss.detach()

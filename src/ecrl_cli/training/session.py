@@ -19,6 +19,7 @@ from ecrl_cli.checkpoint.strategies.strategy import Strategy, StrategyInputs, ma
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.tasks import TASKS
 from ecrl_cli.data.datasets import build_dataset
 from ecrl_cli.data.loading import BatchLoader, describe
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
@@ -125,7 +126,7 @@ class Session:
         config = self.config
         model = self.model(record)
         optimizer = build_optimizer(config.optimizer, model.parameters())
-        train_step = self.train_step(model, optimizer, record.shape)
+        train_step = self.train_step(model, optimizer, record)
         replicas = config.elastic.replicas
         sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed, replicas)
         parts = (model, optimizer, train_step.scheduler, train_step.scaler, sampler)
@@ -139,17 +140,15 @@ class Session:
     def model(self, record: DatasetRecord) -> torch.nn.Module:
         return build_model(self.config.model, record.classes, record.shape).to(self.device)
 
-    def train_step(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, shape: tuple[int, ...]
-    ) -> DataParallelTrainStep | ReplicaTrainStep:
-        """A step with plain data parallelism, or with `elastic.replicas` fixed replicas. `shape`: of one sample."""
-        config, device = self.config, self.device
+    def train_step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, record: DatasetRecord) -> DataParallelTrainStep | ReplicaTrainStep:
+        """A step with plain data parallelism, or with `elastic.replicas` fixed replicas."""
+        config, device, loss = self.config, self.device, TASKS.of(self.config.task.name).load()
         scheduler, scaler = build_scheduler(config.optimizer, optimizer, config.target_steps), build_scaler(config.precision, device)
         cast, count = autocast(config.precision, device), config.elastic.replicas
         if not count:
-            ddp = wrap(model, WarmUp.of(config, shape, device), device_ids=[device.index] if device.type == "cuda" else None)
+            ddp = wrap(model, WarmUp.of(config, record, device), device_ids=[device.index] if device.type == "cuda" else None)
             model.register_forward_pre_hook(lambda *given: self.heartbeat.work())  # before it DDP waits for others
-            return DataParallelTrainStep(ddp, optimizer, scheduler, scaler, device, cast, self.heartbeat)
+            return DataParallelTrainStep(ddp, optimizer, scheduler, scaler, device, cast, self.heartbeat, loss)
         return ReplicaTrainStep(
             model=model,
             optimizer=optimizer,
@@ -163,6 +162,7 @@ class Session:
             owned=owned(count, self.rank, self.world_size),
             exchange=ReplicaAllreduce(count, self.rank, self.world_size) if self.world_size > 1 else alone,
             contribution=ReplicaGradient(model),
+            loss=loss,
         )
 
     def strategy(self, train_state: TrainState) -> Strategy:

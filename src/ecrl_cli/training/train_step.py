@@ -16,36 +16,53 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from ecrl_cli.checkpoint.capture.rng import capture_rng, packed, restore_rng, unpacked
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.tasks import TASKS
 from ecrl_cli.data.loading import Batch
 from ecrl_cli.errors import ConfigError, plural
+from ecrl_cli.records.events import DatasetRecord
 from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup, PeersLost, group_of_one
 from ecrl_cli.training.control_client import HeartbeatWriter
+from ecrl_cli.training.losses import classification
 from ecrl_cli.training.optimization import autocast
 
 _SAMPLES = 2  # the batch size does not change the order in which gradients arrive; BatchNorm needs two
 _NAMED = 3
 
 Keep = Callable[[int, bytes], None]
+Loss = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]  # of a task: config/tasks.py
 _LOSS = struct.Struct("<d")
 
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Settings of the warm-up iteration: the `shape` of one sample, device and precision."""
+    """Settings of the warm-up iteration: the `shape` of one input, device, precision; dtypes, shape of a target, and the task's loss."""
 
     shape: tuple[int, ...]
     device: torch.device
     precision: AbstractContextManager[Any]
     find_unused_parameters: bool
+    inputs: torch.dtype = torch.float32
+    targets: torch.dtype = torch.int64
+    target_shape: tuple[int, ...] = ()
+    loss: Loss = lambda model, x, y: model(x).float().sum()
 
     @classmethod
-    def of(cls, config: RunConfig, shape: tuple[int, ...], device: torch.device) -> WarmUp:
-        return cls(tuple(shape), device, autocast(config.precision, device), config.ddp.find_unused_parameters)
+    def of(cls, config: RunConfig, record: DatasetRecord, device: torch.device) -> WarmUp:
+        settings = (tuple(record.shape), device, autocast(config.precision, device), config.ddp.find_unused_parameters)
+        dtypes = (getattr(torch, record.inputs), getattr(torch, record.targets))
+        return cls(*settings, *dtypes, tuple(record.target_shape), TASKS.of(config.task.name).load())
+
+    def iterate(self, model: torch.nn.Module, samples: int = _SAMPLES) -> None:
+        """One forward and backward pass on zeros."""
+        x = torch.zeros(samples, *self.shape, dtype=self.inputs, device=self.device)
+        y = torch.zeros(samples, *self.target_shape, dtype=self.targets, device=self.device)
+        with self.precision:
+            loss = self.loss(model, x, y)
+        torch.autograd.backward(loss)
 
 
 def wrap(model: torch.nn.Module, warm_up: WarmUp, **options: Any) -> DistributedDataParallel:
@@ -65,9 +82,7 @@ def _iterate(ddp: DistributedDataParallel, warm_up: WarmUp) -> None:
     """One forward and backward pass. ConfigError if a parameter gets no gradient: DDP would fail at its next iteration."""
     model = ddp.module
     before = [buffer.clone() for buffer in model.buffers()]
-    with warm_up.precision:
-        output = ddp(torch.zeros(_SAMPLES, *warm_up.shape, device=warm_up.device))
-    output.float().sum().backward()
+    warm_up.iterate(ddp)
     missing = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None]
     if missing:
         names = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
@@ -101,6 +116,7 @@ class DataParallelTrainStep:
     device: torch.device
     autocast: AbstractContextManager[Any]
     heartbeat: HeartbeatWriter
+    loss: Loss = classification
 
     def run(self, batch: Batch, global_step: int) -> StepResult:
         """Forward, backward (DDP averages the gradients), update."""
@@ -108,7 +124,7 @@ class DataParallelTrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         self.heartbeat.wait()  # DDP broadcasts rank 0's buffers before the module's own forward pass
         with self.autocast:
-            loss = F.cross_entropy(self.model(x).float(), y)
+            loss = self.loss(self.model, x, y)
         self.heartbeat.phase("backward")
         self.scaler.scale(loss).backward()
         self.exchanged(global_step, loss)

@@ -25,7 +25,7 @@ _MAX_COMPOSED = 2**18
 _INTERPOLATION = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 # Keys that neither a scale nor a variant changes: the values composed by Hydra are those of the run.
 _AS_TYPED = (
-    *("seed", "threads", "precision", "dataset.name", "dataset.size", "dataset.augment"),
+    *("seed", "threads", "precision", "dataset.name", "dataset.size", "dataset.augment", "task.name"),
     *("model.name", "model.stem", "model.depth", "model.dropout"),
     *("optimizer.name", "optimizer.lr", "optimizer.momentum", "optimizer.weight_decay", "optimizer.min_lr"),
     *("checkpoint.layout", "checkpoint.format", "checkpoint.keep", "write_mode.name", "variant.name", "recovery.name"),

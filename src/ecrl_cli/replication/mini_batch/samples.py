@@ -39,7 +39,7 @@ class Split:
     held_out: ArraySet
 
 
-def pictures(seed: int, classes: int, shape: tuple[int, int, int], train: int, held_out: int) -> Split:
+def pictures(seed: int, classes: int, shape: tuple[int, ...], train: int, held_out: int) -> Split:
     """`shape`: (channels, side, side). Class sizes differ by at most one."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
     patterns = np.stack([_pattern(rng, shape) for _ in range(classes)])
@@ -68,7 +68,7 @@ def profiles(seed: int, features: int, train: int, held_out: int) -> Split:
     return Split(*(ArraySet(traits, whole[part], labels[part].astype(np.int64)) for part in (slice(0, train), slice(train, None))))
 
 
-def _pattern(rng: np.random.Generator, shape: tuple[int, int, int]) -> Floats:
+def _pattern(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
     """Low-frequency waves per channel, with standard deviation one."""
     channels, height, width = shape
     y, x = np.meshgrid(np.linspace(0, 2 * np.pi, height, endpoint=False), np.linspace(0, 2 * np.pi, width, endpoint=False), indexing="ij")

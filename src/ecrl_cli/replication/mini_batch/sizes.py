@@ -19,7 +19,7 @@ class Size:
     model: ModelConfig
     optimizer: OptimizerConfig
     classes: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     train: int
     held_out: int
     batch: int

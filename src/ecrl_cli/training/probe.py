@@ -1,0 +1,95 @@
+"""Tries a data set, a model and a task together on two samples before anything is launched: `python -m ecrl_cli.training.probe`, the configuration as
+JSON on standard input. The last line of standard output is JSON: empty if they fit, else `key`, `fact` and `remedy`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import torch
+
+from ecrl_cli.config.codec import decode
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.tasks import TASKS
+from ecrl_cli.data.datasets import build_dataset
+from ecrl_cli.data.loading import BatchLoader, describe
+from ecrl_cli.data.sample_set import SampleSet
+from ecrl_cli.errors import ConfigError, DatasetError, EcrlError, shown
+from ecrl_cli.models import build as build_model
+from ecrl_cli.records.events import DatasetRecord
+from ecrl_cli.training.optimization import autocast
+
+SAMPLES = 2
+
+
+def probe(config: RunConfig) -> None:
+    """EcrlError, in one line, for the first thing that does not fit."""
+    dataset = _dataset(config)
+    record = describe(dataset)
+    check_samples(config, dataset, record)
+    torch.manual_seed(config.seed)
+    try:
+        model = build_model(config.model, record.classes, record.shape)
+    except EcrlError:
+        raise
+    except Exception as error:
+        fact = f"{config.model.name} cannot be built for inputs of {record.shape} and {record.classes} outputs ({_said(error)})"
+        raise ConfigError("model", fact, "choose a model of that kind of input") from error
+    ids = np.arange(min(SAMPLES, len(dataset)), dtype=np.int64)
+    batch = BatchLoader(dataset, config.seed, config.dataset.augment).batch(0, ids)
+    try:
+        with autocast(config.precision, torch.device("cpu")):
+            loss = TASKS.of(config.task.name).load()(model, batch.x, batch.y)
+        shape, single = tuple(loss.shape), loss.numel() == 1
+        if single:
+            loss.backward()
+    except EcrlError:
+        raise
+    except Exception as error:
+        fact = f"{config.task.name} cannot compute the loss of model {config.model.name} on {config.dataset.name} ({_said(error)})"
+        raise ConfigError("task", fact, "do model, data set and task belong together?") from error
+    if not single:
+        raise ConfigError("task", f"{config.task.name} has a loss of shape {shape}", "return the mean over the batch: one number")
+
+
+def check_samples(config: RunConfig, dataset: SampleSet, record: DatasetRecord) -> None:
+    """ConfigError where the samples are not what the task is made for."""
+    task, name = TASKS.of(config.task.name), config.dataset.name
+    for what, have, want in (("inputs", record.inputs, task.inputs), ("targets", record.targets, task.targets)):
+        if have != want:
+            raise ConfigError("task", f"{task.name} takes {what} of {want}, those of {name} are {have}", "choose another task, or convert them")
+    if task.target_dims is not None and len(record.target_shape) != task.target_dims:
+        fact = f"{task.name} takes targets of {task.target_dims} dimensions, one of {name} has {len(record.target_shape)}"
+        raise ConfigError("task", fact, "choose another task, or reshape them")
+    if config.dataset.augment and not dataset.traits.mean:
+        raise ConfigError("dataset.augment", f"{name} has no pictures that could be cropped and flipped", "add dataset.augment=false")
+
+
+def _dataset(config: RunConfig) -> SampleSet:
+    try:
+        return build_dataset(config.dataset)
+    except EcrlError:
+        raise
+    except Exception as error:
+        raise DatasetError("dataset", f"{config.dataset.name} cannot be built ({_said(error)})", "mend its builder") from error
+
+
+def _said(error: Exception) -> str:
+    return shown(f"{type(error).__name__}: {error}".splitlines()[0], 160).strip("'\"")
+
+
+def main() -> int:
+    """0; the answer is on standard output."""
+    answer = {}
+    try:
+        probe(decode(RunConfig, json.load(sys.stdin)))
+    except EcrlError as error:
+        answer = {"key": error.key, "fact": error.fact, "remedy": error.remedy}
+    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
