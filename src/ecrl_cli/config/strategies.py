@@ -8,6 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ecrl_cli.config.checkpointers import (
+    DCP,
+    DCP_ASYNC,
+    TORCH_CHECKPOINTING,
+    TORCH_SAVE,
+    TORCH_SAVE_DURABLE,
+    TORCHSNAPSHOT,
+    CheckpointerKind,
+)
+from ecrl_cli.config.recoveries import survivors_stay
 from ecrl_cli.config.registry import VariantRegistry, import_attribute
 from ecrl_cli.errors import ConfigError
 
@@ -24,6 +34,7 @@ class StrategyKind:
     otherwise by rank 0, while the others wait. verify derives from it what may cause a missing checkpoint, and which parts a stall can have.
     `snapshots`: how many snapshots are in shared memory that survives the ranks (every `checkpoint.memory_every` steps one is replaced): an attempt
     may resume from them, which verify accepts for no other strategy.
+    `checkpointer`: who writes the files, in a format of its own; None: ECRL's store.
     """
 
     name: str
@@ -32,6 +43,12 @@ class StrategyKind:
     saves: bool = True
     background: bool = False
     snapshots: int = 0
+    checkpointer: CheckpointerKind | None = None
+
+    @property
+    def needs_writer(self) -> bool:
+        """Whether the background writer of the supervisor writes."""
+        return self.background and self.checkpointer is None
 
     @property
     def writes_in_step(self) -> bool:
@@ -40,7 +57,7 @@ class StrategyKind:
 
     def in_flight(self, checkpoint: CheckpointConfig) -> int:
         """How many submitted checkpoints may be unfinished at once."""
-        return checkpoint.max_inflight if self.background else int(self.saves)
+        return checkpoint.max_inflight if self.needs_writer else int(self.saves)
 
     def load(self) -> Any:
         """Imports the class `implementation` (and torch)."""
@@ -57,6 +74,31 @@ class StrategyKind:
             raise ConfigError("elastic.schedule", fact, "add checkpoint=blocking")
         if checkpoint.memory_every != 1 and self.saves and not self.snapshots:
             raise ConfigError("checkpoint.memory_every", f"checkpoint={self.name} keeps nothing in memory", "add checkpoint=in_memory")
+        if self.checkpointer:
+            _refuse_foreign(config, self.name, self.checkpointer)
+
+
+def _refuse_foreign(config: RunConfig, name: str, kind: CheckpointerKind) -> None:
+    """ConfigError for the first thing in `config` that only ECRL's own store has, or that only its own format can be resumed with."""
+    checkpoint = config.checkpoint
+    asked: dict[str, bool] = {
+        "write_mode": config.write_mode.name != "atomic_dirsync",
+        "checkpoint.layout": checkpoint.layout != "group",
+        "checkpoint.format": checkpoint.format != "safetensors",
+        "checkpoint.finite": checkpoint.finite != "all",
+        "checkpoint.hmac_key_file": bool(checkpoint.hmac_key_file),
+        "storage.bytes_per_s": config.storage.bytes_per_s > 0,
+    }
+    for key, wrong in asked.items():
+        if wrong:
+            raise ConfigError(
+                key, f"is of ECRL's own store, checkpoint={name} writes as {kind.name} does", "leave it out, or use checkpoint=blocking"
+            )
+    if config.elastic.schedule:
+        raise ConfigError("elastic.schedule", f"checkpoint={name} goes on with as many ranks as saved", "use checkpoint=blocking")
+    if survivors_stay(config):
+        fact = f"checkpoint={name} is loaded by ranks that are launched anew, not by survivors"
+        raise ConfigError("recovery", fact, "use recovery=checkpoint_restart without spares, or checkpoint=blocking")
 
 
 NONE = StrategyKind(
@@ -84,7 +126,25 @@ IN_MEMORY = StrategyKind(
     snapshots=2,  # one complete, one being written
 )
 
-STRATEGIES = VariantRegistry("checkpoint", "ecrl.strategies", StrategyKind, (NONE, BLOCKING, OVERLAPPED, IN_MEMORY))
+
+def _foreign(name: str, description: str, checkpointer: CheckpointerKind) -> StrategyKind:
+    how = "Background" if checkpointer.background else "Blocking"
+    implementation = f"ecrl_cli.checkpoint.strategies.foreign:Foreign{how}Strategy"
+    return StrategyKind(
+        name=name, description=description, implementation=implementation, background=checkpointer.background, checkpointer=checkpointer
+    )
+
+
+FOREIGN = (
+    _foreign("torch_save", "torch.save of rank 0 to a temporary name, and a rename; nothing is synced", TORCH_SAVE),
+    _foreign("torch_save_durable", "torch.save of rank 0, with a sync of the file before the rename and of the folders after it", TORCH_SAVE_DURABLE),
+    _foreign("dcp", "torch.distributed.checkpoint.save of all ranks", DCP),
+    _foreign("dcp_async", "torch.distributed.checkpoint.async_save of all ranks, which a thread of each finishes", DCP_ASYNC),
+    _foreign("torch_checkpointing", "torch_checkpointing's manager, which a process of each rank finishes", TORCH_CHECKPOINTING),
+    _foreign("torchsnapshot", "torchsnapshot's Snapshot.take of all ranks", TORCHSNAPSHOT),
+)
+
+STRATEGIES = VariantRegistry("checkpoint", "ecrl.strategies", StrategyKind, (NONE, BLOCKING, OVERLAPPED, IN_MEMORY, *FOREIGN))
 
 
 def strategy_of(config: RunConfig) -> StrategyKind:

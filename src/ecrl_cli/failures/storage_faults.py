@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ecrl_cli.checkpoint.format.names import COMMIT, CRASH_POINTS, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
+from ecrl_cli.checkpoint.format.names import COMMIT, CRASH_POINTS, MANIFEST, MODEL, OPTIMIZER, PAGE, RNG, TRAIN
 from ecrl_cli.config.fault_spec import Entry
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
@@ -61,7 +61,10 @@ class SaveFault(FaultKind):
     ends = Ends.NOTHING
 
     def refuses(self, config: RunConfig) -> str | None:
-        return "is injected into a save, checkpoint=none makes none" if not strategy_of(config).saves else None
+        strategy = strategy_of(config)
+        if not strategy.saves:
+            return "is injected into a save, checkpoint=none makes none"
+        return f"is injected into ECRL's store, checkpoint={strategy.name} writes by itself" if strategy.checkpointer else None
 
     def wrong_point(self, point: str, config: RunConfig) -> str | None:
         name, _, part = point.partition(":")
@@ -279,7 +282,8 @@ class Damage:
 def choose_damage(checkpoint: Path, seed: int) -> Damage:
     """Up to MAX_FLIPS bytes of one file of `checkpoint` (a folder, or a single file), drawn from `seed`."""
     generator = random.Random(seed)
-    parts = [path for path in sorted(checkpoint.iterdir()) if path.name not in (MANIFEST, COMMIT, TRAIN)] if checkpoint.is_dir() else [checkpoint]
+    inside = (path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name not in (MANIFEST, COMMIT, TRAIN, PAGE))
+    parts = list(inside) if checkpoint.is_dir() else [checkpoint]
     file = generator.choice(parts)
     offsets = generator.sample(range(file.stat().st_size), generator.randint(1, MAX_FLIPS))
     return Damage(file, tuple((offset, generator.randint(1, 255)) for offset in sorted(offsets)))
@@ -336,7 +340,12 @@ class Corrupt(FaultKind):
         return PreparedFault(damage.text(between.root), partial(inflict, damage))
 
     def trace(self, fault: RecordedFault) -> Iterable[Problem]:
-        """The next attempt must have rejected the damaged checkpoint, because of the damaged file."""
+        """The next attempt must have rejected the damaged checkpoint, because of the damaged file.
+
+        One that another checkpointer wrote may be taken as it is: whether that noticed the damage is its business, and what it restored is judged.
+        """
+        if strategy_of(fault.config).checkpointer:
+            return
         fired = fault.fired
         damaged = fired.detail.partition(":")[0]
         after = [rejected for a in fault.run.attempts if a.attempt >= fired.attempt for rejected in a.rejected]

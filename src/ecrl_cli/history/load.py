@@ -28,7 +28,7 @@ from ecrl_cli.records.journal import Lines, read_journal, read_json
 from ecrl_cli.records.layout import RunLayout, is_folder
 from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.records.run_config import StoredConfig, journal_bytes, read_run_config
-from ecrl_cli.records.state_digests import DigestInterval, RestoredState
+from ecrl_cli.records.state_digests import DigestInterval, RestoredState, Unloadable
 from ecrl_cli.records.survivor_records import LostSamples, SurvivorReport
 
 T = TypeVar("T")
@@ -49,7 +49,8 @@ class Unread:
 class AttemptRecords:
     """The logs of one attempt. `ranks` by rank; `spans` of rank 0; `order`: launch.json.
 
-    `survivor_reports`, `lost_sample_records`: by surviving rank. `restored`: by rank, its state right after it was restored.
+    `survivor_reports`, `lost_sample_records`: by surviving rank. `restored`: by rank, its state right after it was restored;
+    `unloadable`: the checkpoint that it could not load.
     """
 
     attempt: int
@@ -61,6 +62,7 @@ class AttemptRecords:
     survivor_reports: dict[int, Lines[SurvivorReport]] = field(default_factory=dict)
     lost_sample_records: dict[int, Lines[LostSamples]] = field(default_factory=dict)
     restored: dict[int, RestoredState] = field(default_factory=dict)
+    unloadable: dict[int, Unloadable] = field(default_factory=dict)
 
     @property
     def survivor_report(self) -> SurvivorReport | None:
@@ -187,6 +189,11 @@ class _Loader:
                 rank: state
                 for rank in self.first(paths.with_restored(), self.most_ranks, paths.folder)
                 if (state := self.document(paths.restored(rank), lambda value: decode(RestoredState, value)))
+            },
+            unloadable={
+                rank: found
+                for rank in self.first(paths.with_unloadable(), self.most_ranks, paths.folder)
+                if (found := self.document(paths.unloadable(rank), lambda value: decode(Unloadable, value)))
             },
         )
 

@@ -51,6 +51,7 @@ STALL_PARTS = {
 # Reasons that recovery writes and verify reads. GONE: of a rejection, an acknowledged checkpoint is missing. FOUND: of an acknowledgement made after
 # the save was recorded as failed (its name was not known to be durable, but it is there).
 GONE, FOUND = "is gone", "found after a failed save"
+LOADER = "loader"  # the layer of a rejection: the checkpointer that wrote the files could not load them (`records.state_digests.Unloadable`)
 
 # The words allowed in records; any other is an error.
 OUTCOMES = ("running", "completed", "died", "stopped", "resized", "hung", SURVIVED)

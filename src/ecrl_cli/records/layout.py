@@ -11,6 +11,7 @@ _RANK_LOG = re.compile(r"^rank([0-9]{1,9})\.jsonl\Z")
 _SURVIVOR_REPORT = re.compile(r"^recovery_rank([0-9]{1,9})\.jsonl\Z")
 _LOST_SAMPLES = re.compile(r"^ledger_rank([0-9]{1,9})\.jsonl\Z")
 _SPANS = re.compile(r"^spans_rank([0-9]{1,9})\.jsonl\Z")
+_UNLOADABLE = re.compile(r"^unloadable_rank([0-9]{1,9})\.json\Z")
 _RESTORED = re.compile(r"^restored_rank([0-9]{1,9})\.json\Z")
 
 
@@ -66,6 +67,14 @@ class AttemptLayout:
     def restored(self, rank: int) -> Path:
         """The rank's state right after it was restored: see `records.state_digests.RestoredState`."""
         return self.folder / f"restored_rank{rank}.json"
+
+    def unloadable(self, rank: int) -> Path:
+        """The checkpoint that the rank could not load, and why: see `records.state_digests.Unloadable`."""
+        return self.folder / f"unloadable_rank{rank}.json"
+
+    def with_unloadable(self) -> list[int]:
+        """The ranks that could not load a checkpoint, ascending."""
+        return self._ranks_of(_UNLOADABLE)
 
     def ranks(self) -> list[int]:
         """The ranks that left a log, ascending."""

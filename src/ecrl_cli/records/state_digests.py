@@ -45,6 +45,20 @@ class RestoredState:
 
 
 @dataclass(frozen=True)
+class Unloadable:
+    """`logs/attempt-NN/unloadable_rankR.json`: the checkpoint that rank R was to resume from and its checkpointer could not load, and what it raised.
+
+    Only of checkpoints in the format of another checkpointer: those of ECRL's own are checked before a launch. `commit_sha256`: as in launch.json.
+    """
+
+    attempt: int
+    rank: int
+    path: str
+    commit_sha256: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class DigestInterval:
     """state_digests.json: digests are due after each step that `every` divides and, with `at_checkpoints`, each that `checkpoint.every` divides.
 
@@ -72,13 +86,15 @@ def worked_out(digest_s: float, step_s: float, checkpoint_every: int) -> DigestI
 def digest_due(config: RunConfig, interval: DigestInterval | None, step: int, began: int) -> bool:
     """Whether the digests of `step` are due in an attempt that resumed after step `began`.
 
-    They always are while the interval is unknown, after the first step of an attempt and after the last step of the run.
+    They always are while the interval is unknown, after the first step of an attempt and after the last step of the run; and at the checkpoints that
+    another checkpointer writes: nothing else tells what they hold.
     """
     if not digests_configured(config):
         return False
     if interval is None or step % interval.every == 0 or step in (began + 1, config.target_steps):
         return True
-    return interval.at_checkpoints and strategy_of(config).saves and step % config.checkpoint.every == 0
+    strategy = strategy_of(config)
+    return (interval.at_checkpoints or strategy.checkpointer is not None) and strategy.saves and step % config.checkpoint.every == 0
 
 
 def digests_configured(config: RunConfig) -> bool:

@@ -16,13 +16,15 @@ from ecrl_cli.checkpoint.format.train_document import saved_state, tensor_digest
 from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, ResumeChoice, newest_valid
 from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoint
 from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.config.codec import decode
 from ecrl_cli.config.elastic import next_change, world_size_after
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import NoValidCheckpoint, StorageError
-from ecrl_cli.records.events import GONE, Attempt, CheckpointLine, RankLine, Rejected, ResumedFrom, SkippedSnapshot
-from ecrl_cli.records.journal import read_journal
+from ecrl_cli.records.events import GONE, LOADER, Attempt, CheckpointLine, RankLine, Rejected, ResumedFrom, SkippedSnapshot
+from ecrl_cli.records.journal import read_journal, read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import AttemptSpec
+from ecrl_cli.records.state_digests import Unloadable
 from ecrl_cli.records.survivor_records import SNAPSHOT
 from ecrl_cli.supervision.attempts.checkpoint_reconciliation import acknowledge, still_kept
 from ecrl_cli.supervision.in_place.regroup_plan import RegroupPlan, begin, write_order
@@ -68,11 +70,13 @@ def choose(
     mine = {a.attempt for a in earlier if a.session == session}
     ours = {step_name(step) for step, line in kept.items() if line.attempt in mine}
 
+    unloadable = _unloadable(layout) if store.config.integrity.checkpointer else {}
+
     def verify(path: Path) -> IntegrityReport:
         if path.stem not in ours:
-            return _recognized(store.verify(path), kept)
+            return _loadable(_recognized(store.verify(path), kept), unloadable)
         begun = ahead.take(path) if ahead else None
-        return _recognized(begun or store.examine_once(path), kept)
+        return _loadable(_recognized(begun or store.examine_once(path), kept), unloadable)
 
     choice = newest_valid(store.fs, store.root, verify)
     there = {entry.global_step for entry in store.entries()}
@@ -93,6 +97,19 @@ def _recognized(report: IntegrityReport, kept: dict[int, CheckpointLine]) -> Int
     if not report.ok or line is None or line.commit_sha256 == report.commit_sha256:
         return report
     return replace(report, ok=False, layer="commit", reason="is not the checkpoint that was acknowledged")
+
+
+def _unloadable(layout: RunLayout) -> dict[str, str]:
+    """Why a rank of an earlier attempt could not load a checkpoint, by its SHA-256."""
+    folders = [layout.attempt(number) for number in layout.attempts()]
+    found = [decode(Unloadable, read_json(logs.unloadable(rank))) for logs in folders for rank in logs.with_unloadable()]
+    return {each.commit_sha256: each.reason for each in found}
+
+
+def _loadable(report: IntegrityReport, unloadable: dict[str, str]) -> IntegrityReport:
+    """`report`, rejected if the checkpointer that wrote it could not load it."""
+    reason = unloadable.get(report.commit_sha256 or "")
+    return replace(report, ok=False, layer=LOADER, reason=reason) if report.ok and reason else report
 
 
 def _gone(line: CheckpointLine) -> Rejected:
@@ -136,14 +153,29 @@ def order(
     return write_order(layout, spec)
 
 
-def state_of(choice: ResumePlan) -> dict[str, str]:
-    """Digests by component of the state that is resumed from; empty if there is none."""
+def state_of(layout: RunLayout, choice: ResumePlan) -> dict[str, str]:
+    """Digests by component of the state that is resumed from; empty if there is none.
+
+    Of what another checkpointer wrote: what the ranks logged after the step that they saved; empty if they logged none after that step.
+    """
     if choice.snapshot:
         return choice.snapshot.content.state
+    if choice.report and choice.report.ok and choice.report.manifest is None and choice.report.attempt is not None:
+        return _logged(layout, choice.report.attempt, choice.report.global_step or 0)
     if choice.report is None or choice.report.manifest is None:
         return {}
     train = parse(choice.report.train)
     return saved_state(tensor_digests(choice.report.manifest), train if isinstance(train, dict) else {})
+
+
+def _logged(layout: RunLayout, attempt: int, step: int) -> dict[str, str]:
+    """The state after `step` as the ranks of `attempt` logged it: rank 0's, and each rank's generators. Empty unless rank 0 logged it."""
+    logs = layout.attempt(attempt)
+    lines = {rank: line for rank in logs.ranks() for line in read_journal(logs.rank(rank), RankLine).events if line.global_step == step}
+    own = {rank: line.components for rank, line in lines.items() if line.components}
+    if 0 not in own:
+        return {}
+    return {**{name: value for name, value in own[0].items() if name != "rng"}, **{f"rng.rank{rank}": each["rng"] for rank, each in own.items()}}
 
 
 def _refused(rejected: tuple[Rejected, ...], gone: tuple[Rejected, ...]) -> str:

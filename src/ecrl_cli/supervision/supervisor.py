@@ -171,7 +171,7 @@ class Supervisor:
             snapshot_sha256=attempt_spec.snapshot_sha256,
             snapshot_state=choice.snapshot.content.state_digest if choice.snapshot else "",
             forgone=choice.skipped,
-            resumed_state=state_of(choice),
+            resumed_state=state_of(self._layout, choice),
             origins=attempt_spec.origins,
             joined=attempt_spec.joined,
         )
@@ -189,7 +189,7 @@ class Supervisor:
             private_network=self._private_network,
             existing_pids=self._worker_pool.choose(attempt_spec.origins, attempt_spec.joined) if self._worker_pool else (),
         )
-        if strategy_of(self._config).background:
+        if strategy_of(self._config).needs_writer:
             self._writer.start()
         self._heartbeats.clear()
         if self._worker_pool:

@@ -15,10 +15,13 @@ from ecrl_cli.checkpoint.capture.rng import seed_rank, seed_replica
 from ecrl_cli.checkpoint.capture.train_state import Collectives, DefaultGroup, TrainState
 from ecrl_cli.checkpoint.format.train_document import NOWHERE, TrainPosition
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.strategies.foreign_restore import Unreadable, restore_foreign
 from ecrl_cli.checkpoint.strategies.strategy import Strategy, StrategyInputs, make_strategy
+from ecrl_cli.config.checkpointers import CheckpointerKind
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.config.tasks import TASKS
 from ecrl_cli.data.datasets import build_dataset
 from ecrl_cli.data.loading import BatchLoader, describe
@@ -34,7 +37,7 @@ from ecrl_cli.records.journal import Journal, read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import AttemptSpec, Progress
 from ecrl_cli.records.span_clock import SpanClock
-from ecrl_cli.records.state_digests import RestoredState
+from ecrl_cli.records.state_digests import RestoredState, Unloadable
 from ecrl_cli.records.survivor_records import SNAPSHOT
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.storage.fs_wrapper import HeartbeatFs
@@ -184,7 +187,21 @@ class Session:
         if self.order.resume_from is None:
             return NOWHERE
         path = self.layout.root / self.order.resume_from.path
+        if kind := strategy_of(self.config).checkpointer:
+            return self.restore_foreign(train_state, kind)
         return train_state.restore(path, self.order.resume_from.commit_sha256, self.config.checkpoint.finite)
+
+    def restore_foreign(self, train_state: TrainState, kind: CheckpointerKind) -> TrainPosition:
+        """As `restore`, from what another checkpointer wrote. What it cannot load is put on record: the next attempt does not choose it again."""
+        source = self.order.resume_from
+        assert source is not None
+        try:
+            return restore_foreign(train_state, kind, self.layout.root / source.path, source.commit_sha256)
+        except Unreadable as error:
+            reason = self.layout.relative_text(error.fact)
+            found = Unloadable(self.order.attempt, self.rank, source.path, source.commit_sha256, reason)
+            write_json(self.logs.unloadable(self.rank), encode(found), durable=False)
+            raise
 
     def record_restored(self, loop: TrainLoop) -> None:
         """Record digests of the restored state, if this rank resumed: verify compares them with what was saved."""

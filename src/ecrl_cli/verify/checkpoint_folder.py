@@ -29,7 +29,7 @@ def check_folder(case: Case, notes: FindingBuilder) -> None:
 
 def writer_died(case: Case) -> bool:
     """Whether a background writer may have died without a trace in the journals. A count of None: a record from before deaths were counted."""
-    return strategy_of(case.run.stored.config).background and any(session.writer_deaths != 0 for session in case.run.sessions)
+    return strategy_of(case.run.stored.config).needs_writer and any(session.writer_deaths != 0 for session in case.run.sessions)
 
 
 def lost_power(case: Case) -> bool:

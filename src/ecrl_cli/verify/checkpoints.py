@@ -27,6 +27,9 @@ def no_bad_checkpoint(case: Case) -> Finding:
         return notes.finding("nothing was resumed", checked=False)
     if not resumed:
         return notes.finding(f"no attempt resumed from a checkpoint, and none had to; {rejected} refused")
+    if kind := strategy_of(case.run.stored.config).checkpointer:
+        what = f"{resumed} resumed from the newest that was committed and loaded, {rejected} refused"
+        return notes.finding(f"{what}; what its files hold only {kind.name} can read: state-restored says what the ranks got", checked=False)
     return notes.finding(f"{resumed} resumed from the newest checkpoint that was committed and not refused, {rejected} refused")
 
 
@@ -49,7 +52,8 @@ def no_acknowledged_loss(case: Case) -> Finding:
     # What a recovery found missing, even if it was committed again later.
     gone = [(a.attempt, refused.path) for a in case.attempts for refused in a.rejected if refused.reason == GONE]
     lost += [f"{path} was committed and was gone when attempt {attempt} was launched" for attempt, path in gone]
-    promised = case.run.stored.config.write_mode.name == "atomic_dirsync"
+    kind, mode = strategy_of(case.run.stored.config).checkpointer, case.run.stored.config.write_mode.name
+    promised = kind.durable if kind else mode == "atomic_dirsync"
     for text in lost if promised else ():
         notes.broken(text)
     known = {line.commit_sha256 for line in checkpoint_events(case.run) if line.event == "committed"}
@@ -58,9 +62,12 @@ def no_acknowledged_loss(case: Case) -> Finding:
             notes.broken(f"{c.path} is committed on disk and no line acknowledges it")
         if c.report.ok and c.previous is not None and c.previous not in known:
             notes.broken(f"{c.path} follows the commit {c.previous[:8]}, which no line acknowledges")
+    if kind and not lost:
+        count = f"{len(live)} committed checkpoints are there with as many bytes as recorded"
+        return notes.finding(f"{count}; what they hold only {kind.name} can read", checked=False)
     if promised or not lost:
         return notes.finding(f"{len(live)} committed checkpoints are there and whole", checked=bool(known or disk))
-    message = f"not promised under {case.run.stored.config.write_mode.name}; {len(lost)} lost, {len(live)} at the end"
+    message = f"not promised by {kind.name if kind else mode}; {len(lost)} lost, {len(live)} at the end"
     return notes.finding(message, lost, checked=False)
 
 
@@ -80,6 +87,8 @@ def _lost(line: CheckpointLine, there: StoredCheckpoint | None) -> str:
         return f"step {line.global_step} was committed and the integrity check refuses it: {there.report.layer}: {there.report.reason}"
     if there.report.commit_sha256 != line.commit_sha256:
         return f"step {line.global_step} was committed as {str(line.commit_sha256)[:8]} and another checkpoint lies there"
+    if there.bytes is not None and line.bytes and there.bytes != line.bytes:
+        return f"step {line.global_step} was committed with {line.bytes} bytes, there are {there.bytes}"
     return ""
 
 

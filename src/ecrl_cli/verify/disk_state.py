@@ -10,7 +10,17 @@ from typing import Any
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse
 from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, read_commit
 from ecrl_cli.checkpoint.format.names import COMMIT, REJECTED_PREFIX, STEP_NAME
-from ecrl_cli.checkpoint.store.integrity import CheckpointRejected, IntegrityConfig, IntegrityReport, OpenCheckpoint, opened, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import (
+    CheckpointRejected,
+    IntegrityConfig,
+    IntegrityReport,
+    OpenCheckpoint,
+    examine_step,
+    opened,
+    verify_checkpoint,
+)
+from ecrl_cli.checkpoint.store.step_page import size_of
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import RecordError
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.layout import is_folder
@@ -23,13 +33,17 @@ _QUARANTINED_NAME = re.compile(rf"^{re.escape(REJECTED_PREFIX)}(step_([0-9]{{8}}
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """One checkpoint: its path in the run directory, its integrity report, and the content of train.json (empty if it cannot be read)."""
+    """One checkpoint: its path in the run directory, its integrity report, and the content of train.json (empty if it cannot be read).
+
+    `bytes`: of the files that another checkpointer wrote; None for one of ECRL's own.
+    """
 
     path: str
     step: int
     report: IntegrityReport
     train: dict[str, Any]
     previous: str | None
+    bytes: int | None = None
 
     @property
     def line_chain(self) -> tuple[str, ...]:
@@ -46,9 +60,13 @@ def on_disk(records: RunRecords, *, contents: bool = True) -> tuple[StoredCheckp
     found = []
     for path in paths:
         report, content = verify_checkpoint(path, config), OpenCheckpoint()
-        train = _train_document(records, path.name, content) if report.ok else {}
+        if config.checkpointer:
+            train = parse(report.train) if report.ok else {}
+        else:
+            train = _train_document(records, path.name, content) if report.ok else {}
         previous = content.commit.prev_commit_sha256 if content.commit else None
-        found.append(StoredCheckpoint(records.layout.relative(path), int(path.name[5:13]), report, train, previous))
+        size = size_of(path) if config.checkpointer else None
+        found.append(StoredCheckpoint(records.layout.relative(path), int(path.name[5:13]), report, train, previous, size))
     return tuple(found)
 
 
@@ -78,6 +96,7 @@ def integrity_config(records: RunRecords, contents: bool) -> IntegrityConfig:
         contents=contents,
         finite=checkpoint.finite,
         restorable=recorded_by_rank(records.stored.config),  # earlier versions stored less
+        checkpointer=strategy_of(records.stored.config).checkpointer,
     )
 
 
@@ -110,6 +129,10 @@ def quarantined(records: RunRecords) -> tuple[Quarantined, ...]:
     config = integrity_config(records, contents=True)
     found = []
     for (stem, _), aliases in parts.items():
+        if config.checkpointer:
+            report = examine_step(folder / min(aliases.values()), int(stem[5:]), config, PosixFs())
+            found.append(Quarantined(records.layout.relative(folder / min(aliases.values())), int(stem[5:]), report))
+            continue
         first = next((name for name in aliases if not name.endswith(".json")), f"{stem}.safetensors")
         report = verify_checkpoint(folder / first, config, _RenamedFs(folder, aliases))
         found.append(Quarantined(records.layout.relative(folder / min(aliases.values())), int(stem[5:]), report))

@@ -71,7 +71,7 @@ def _check_stopped(case: Case, a: Attempt, fired: InjectedFault, notes: FindingB
 def check_writer_deaths(case: Case, notes: FindingBuilder) -> None:
     """In each session at least as many background writers died as the plan killed, at most as many as were started; none without a writer."""
     sessions = {a.attempt: a.session for a in case.attempts}
-    background = strategy_of(case.run.stored.config).background
+    background = strategy_of(case.run.stored.config).needs_writer
     killed = [sessions.get(fired.attempt) for fired in case.run.fired if background and recorded_kind(fired.kind).victim is Victim.WRITER]
     for number, session in enumerate(case.run.sessions):
         started = WRITERS_PER_ATTEMPT * list(sessions.values()).count(number) if background else 0

@@ -7,7 +7,7 @@ from collections import Counter
 
 from ecrl_cli.errors import plural
 from ecrl_cli.history.lineage import committed_as
-from ecrl_cli.records.events import GONE, Attempt, Rejected
+from ecrl_cli.records.events import GONE, LOADER, Attempt, Rejected
 from ecrl_cli.verify.disk_state import Quarantined, StoredCheckpoint, quarantined_steps
 from ecrl_cli.verify.retention import Live, step_of
 from ecrl_cli.verify.verdict import FindingBuilder
@@ -91,6 +91,8 @@ def _check_refusals(case: Case, notes: FindingBuilder) -> None:
             step, who = step_of(rejected.path), f"attempt {a.attempt} refused {rejected.path} ({rejected.layer}: {rejected.reason})"
             if step not in steps and not aside.get(step):
                 notes.broken(f"{who}, which nobody saved")
+            elif rejected.layer == LOADER:
+                _check_unloadable(case, a, rejected, notes)
             elif rejected.reason == GONE:
                 _check_gone(case, a, rejected, aside.get(step, []), notes)
             else:
@@ -115,6 +117,13 @@ def _check_gone(case: Case, a: Attempt, rejected: Rejected, aside: list[Quaranti
     for path, report in places:
         if report.ok and report.commit_sha256 == line.commit_sha256:
             notes.broken(f"attempt {a.attempt} says that {rejected.path} is gone, and {path} is that checkpoint")
+
+
+def _check_unloadable(case: Case, a: Attempt, rejected: Rejected, notes: FindingBuilder) -> None:
+    """A rank of an earlier attempt was to resume from it and could not load it, by its own record."""
+    tried = [each for before in case.run.attempt_logs if before.attempt < a.attempt for each in before.unloadable.values()]
+    if not any((each.path, each.reason) == (rejected.path, rejected.reason) for each in tried):
+        notes.broken(f"attempt {a.attempt} refused {rejected.path}, which no rank is on record to have failed to load")
 
 
 def _check_sound(case: Case, a: Attempt, rejected: Rejected, aside: list[Quarantined], notes: FindingBuilder) -> None:

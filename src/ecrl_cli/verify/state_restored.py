@@ -8,6 +8,7 @@ equal; a rank that did not exist when the state was saved begins with its own ge
 from __future__ import annotations
 
 from ecrl_cli.checkpoint.format.train_document import due_on_rank, saved_state, tensor_digests
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import shown
 from ecrl_cli.history.lineage import committed_as
 from ecrl_cli.records.events import Attempt
@@ -81,7 +82,7 @@ def _check_present(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     absent = [rank for rank, lines in sorted(logs.ranks.items()) if lines.events and rank not in logs.restored]
     if absent:
         notes.missing(f"attempt {a.attempt}: ranks {absent} did steps, and nothing says what they had restored")
-    if a.memory != SURVIVORS and not a.resumed_state and logs.restored:
+    if a.memory != SURVIVORS and not a.resumed_state and logs.restored and not strategy_of(case.run.stored.config).checkpointer:
         notes.missing(f"attempt {a.attempt}: supervisor.json does not say what the state resumed from holds")
 
 

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +21,8 @@ from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, MAX_MANIFEST, Commit
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_NAME, TRAIN, must_be_finite
 from ecrl_cli.checkpoint.format.tensor_table import TENSOR_FILES, all_finite, tensor_table
 from ecrl_cli.checkpoint.format.train_document import check_train_document
+from ecrl_cli.checkpoint.store.step_page import StepPage, check_step, read_page, step_in
+from ecrl_cli.config.checkpointers import CheckpointerKind
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
 from ecrl_cli.storage.safe_read import RefusedFile, fill, open_regular, pieces, read_small
@@ -37,7 +39,8 @@ class IntegrityConfig:
     """`run_id`: the run that it must belong to (empty: any). `contents` False: check names, sizes and records only.
 
     `hmac_key`: the key of the commit record's required MAC (empty: a MAC is ignored). `finite`: checkpoint.finite, which tensors may hold
-    neither NaN nor infinity. `restorable`: train.json must have all fields that a rank restores from.
+    neither NaN nor infinity. `restorable`: train.json must have all fields that a rank restores from. `checkpointer`: whose format it has, if not
+    ECRL's: then only the page beside its files is checked, and that they are complete by name.
     """
 
     run_id: str = ""
@@ -47,6 +50,7 @@ class IntegrityConfig:
     hmac_key: bytes = field(default=b"", repr=False)
     finite: str = "all"
     restorable: bool = False
+    checkpointer: CheckpointerKind | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,8 @@ def verify_checkpoint(path: Path, config: IntegrityConfig | None = None, fs: Fs 
     """
     found = OpenCheckpoint()
     config, fs = config or IntegrityConfig(), fs or PosixFs()
+    if config.checkpointer:
+        return examine_step(path, step_in(path), config, fs)
     try:
         with opened(path, config, fs, found):
             if config.contents:
@@ -103,6 +109,26 @@ def verify_checkpoint(path: Path, config: IntegrityConfig | None = None, fs: Fs 
     except CheckpointRejected as refused:
         return report_of(path, found, refused)
     return report_of(path, found)
+
+
+def examine_step(path: Path, step: int, config: IntegrityConfig, fs: Fs) -> IntegrityReport:
+    """Check the folder `path` of a `step` in the format of `config.checkpointer`: the page, and that the last file is there."""
+    assert config.checkpointer is not None
+    page: StepPage | None = None
+    refused: CheckpointRejected | None = None
+    try:
+        with layer("commit"):
+            page = read_page(fs, path, trust_owner=config.trust_owner)
+            if config.run_id and page.run_id != config.run_id:
+                raise ValueError(f"belongs to run {page.run_id[:8]}")
+        with layer("parts"):
+            check_step(fs, path, step, page, config.checkpointer)
+    except CheckpointRejected as error:
+        refused = error
+    if page is None:
+        return report_of(path, OpenCheckpoint(), refused)
+    report = report_of(path, OpenCheckpoint(train=canonical_json(page.train)), refused)
+    return replace(report, global_step=page.global_step, attempt=page.attempt, run_id=page.run_id, commit_sha256=page.sha256)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from ecrl_cli.checkpoint.store.fencing import FencingToken
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport, verify_checkpoint
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import CheckpointConflict, Fenced, StorageError
 from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.storage.fs import Fs, PosixFs
@@ -57,6 +58,7 @@ class StoreConfig:
                 hmac_key=read_key(checkpoint.hmac_key_file),
                 finite=checkpoint.finite,
                 restorable=True,
+                checkpointer=strategy_of(config).checkpointer,
             ),
             bytes_per_s=config.storage.bytes_per_s,
             digest=checkpoint.digest,

@@ -1,0 +1,100 @@
+"""A step in the format of another checkpointer: a folder with its files and ECRL's page about them. Torch-free.
+
+The page has what the checkpointer need not know: the run, the attempt, where training stands, which tensors there are. What the checkpointer's own
+files hold only the checkpointer can read: nothing here vouches for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse_canonical
+from ecrl_cli.checkpoint.format.image import TensorSpec
+from ecrl_cli.checkpoint.format.names import PAGE, STEP_NAME
+from ecrl_cli.checkpoint.format.train_document import check_train_document
+from ecrl_cli.config.checkpointers import CheckpointerKind
+from ecrl_cli.storage.fs import FOLDER, Fs
+from ecrl_cli.storage.safe_read import open_regular, read_small
+
+VERSION = 1
+_MOST = 64 * 2**20
+_KEYS = {"schema_version", "run_id", "attempt", "global_step", "checkpointer", "tensors", "train"}
+
+
+@dataclass(frozen=True)
+class StepPage:
+    """`train`: the content of train.json, with the line chain of every rank, so that no two saves have the same page."""
+
+    run_id: str
+    attempt: int
+    global_step: int
+    checkpointer: str
+    tensors: tuple[TensorSpec, ...]
+    train: dict[str, Any]
+
+    def encoded(self) -> bytes:
+        document = {
+            "schema_version": VERSION,
+            "run_id": self.run_id,
+            "attempt": self.attempt,
+            "global_step": self.global_step,
+            "checkpointer": self.checkpointer,
+            "tensors": [[spec.name, spec.dtype, list(spec.shape)] for spec in self.tensors],
+            "train": self.train,
+        }
+        return canonical_json(document)
+
+    @property
+    def sha256(self) -> str:
+        """Of the page's bytes: it names the checkpoint in the records, where the commit's stands for one of ECRL's own."""
+        return hashlib.sha256(self.encoded()).hexdigest()
+
+
+def read_page(fs: Fs, folder: Path, *, trust_owner: bool = True) -> StepPage:
+    """The page in `folder`; StorageError, RefusedFile or ValueError if it cannot be read or is none."""
+    with ExitStack() as stack:
+        there = fs.open(folder, FOLDER)
+        stack.callback(fs.close, there)
+        fd, size = open_regular(fs, there, PAGE, trust_owner=trust_owner)
+        stack.callback(fs.close, fd)
+        data = read_small(fs, fd, size, _MOST)
+    found = parse_canonical(data)
+    if not isinstance(found, dict) or found.keys() != _KEYS or found["schema_version"] != VERSION:
+        raise ValueError(f"{PAGE} is no page of a step")
+    if type(found["attempt"]) is not int or type(found["global_step"]) is not int or not isinstance(found["run_id"], str):
+        raise ValueError(f"{PAGE} names no run, attempt and step")
+    if not isinstance(found["tensors"], list) or any(not isinstance(each, list) or len(each) != 3 for each in found["tensors"]):
+        raise ValueError(f"{PAGE} has no list of tensors")
+    check_train_document(canonical_json(found["train"]))
+    tensors = tuple(TensorSpec(str(name), str(dtype), tuple(shape)) for name, dtype, shape in found["tensors"])
+    return StepPage(found["run_id"], found["attempt"], found["global_step"], str(found["checkpointer"]), tensors, found["train"])
+
+
+def check_step(fs: Fs, folder: Path, step: int, page: StepPage, kind: CheckpointerKind) -> None:
+    """ValueError, or StorageError of a file that is not there, unless the page is of this step and checkpointer and all has been written."""
+    if page.global_step != step:
+        raise ValueError(f"{PAGE} says step {page.global_step} under the name of step {step}")
+    if page.checkpointer != kind.name:
+        raise ValueError(f"{PAGE} says that {page.checkpointer[:80]} wrote it, the run saves with {kind.name}")
+    fs.stat(folder / kind.committed)
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files that the checkpointer wrote into the folder of a step."""
+    return sum(path.stat().st_size for path in written(folder))
+
+
+def written(folder: Path) -> Iterator[Path]:
+    """The checkpointer's own files in the folder of a step, in order."""
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / PAGE)
+
+
+def step_in(path: Path) -> int:
+    """The step in the name of a step's folder; -1 if it is no such name."""
+    match = STEP_NAME.match(path.name)
+    return int(match[1]) if match and match[2] is None else -1

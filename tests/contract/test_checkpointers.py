@@ -1,0 +1,216 @@
+"""What every strategy with another checkpointer keeps: its steps say what they are, a damaged one is refused or put on record, nothing is claimed
+that only ECRL's own store has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ecrl_cli.checkpoint.capture.tensor_sources import dtype_of
+from ecrl_cli.checkpoint.checkpointers import dcp
+from ecrl_cli.checkpoint.checkpointers.checkpointer import State
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse
+from ecrl_cli.checkpoint.format.names import PAGE
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport, verify_checkpoint
+from ecrl_cli.checkpoint.store.step_page import read_page, size_of, written
+from ecrl_cli.checkpoint.strategies.foreign_restore import Unreadable, restore_foreign
+from ecrl_cli.checkpoint.strategies.strategy import Strategy, StrategyInputs, make_strategy
+from ecrl_cli.config.checkpointers import CheckpointerKind
+from ecrl_cli.config.machine import check_machine
+from ecrl_cli.config.schema import CheckpointConfig, RecoveryConfig, RunConfig, StorageConfig, SupervisionConfig, WriteModeConfig
+from ecrl_cli.config.strategies import FOREIGN, StrategyKind
+from ecrl_cli.errors import ConfigError
+from ecrl_cli.failures.plan import plan
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.records.journal import Journal
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.span_clock import SpanClock
+from ecrl_cli.storage.fs import PosixFs
+from tests.contract.variants import refused
+from tests.unit.checkpoint_support import flip
+from tests.unit.test_checkpoint_train_state import Run, lines
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # here it is; async_save says so in its thread
+NAMES = [kind.name for kind in FOREIGN]
+KINDS = {kind.name: kind for kind in FOREIGN}
+SILENT = "torchsnapshot"  # version 0.1.0 does not wait for what its readers raise
+
+
+@pytest.fixture(params=NAMES)
+def kind(request: pytest.FixtureRequest) -> StrategyKind:
+    found = KINDS[request.param]
+    if reason := checkpointer_of(found).lacking():
+        pytest.skip(reason)
+    return found
+
+
+def checkpointer_of(kind: StrategyKind) -> CheckpointerKind:
+    assert kind.checkpointer is not None
+    return kind.checkpointer
+
+
+def config_of(kind: StrategyKind, **changes: object) -> RunConfig:
+    return RunConfig(checkpoint=replace(CheckpointConfig(strategy=kind.name), **changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def run() -> Run:
+    made = Run()
+    made.train(1)
+    return made
+
+
+@pytest.fixture
+def strategy(kind: StrategyKind, run: Run, tmp_path: Path) -> Iterator[Strategy]:
+    clock = SpanClock(Journal(RunLayout(tmp_path).attempt(0).spans(0)), 0, monotonic(), "compute")
+    made = make_strategy(StrategyInputs(config_of(kind), run.train_state, RunLayout(tmp_path), 0, clock))
+    made.prepare()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def step(strategy: Strategy, run: Run, tmp_path: Path) -> Path:
+    """The folder of a step that was saved."""
+    strategy.save(run.progress())
+    strategy.flush()
+    return RunLayout(tmp_path).checkpoints / f"step_{run.global_step:08d}"
+
+
+def examined(kind: StrategyKind, step: Path, run_id: str = "") -> IntegrityReport:
+    return verify_checkpoint(step, IntegrityConfig(checkpointer=kind.checkpointer, run_id=run_id))
+
+
+def largest(kind: StrategyKind, step: Path) -> Path:
+    """The largest file with tensors."""
+    with_tensors = (path for path in written(step) if path != step / checkpointer_of(kind).committed or path.suffix == ".pt")
+    return max(with_tensors, key=lambda path: path.stat().st_size)
+
+
+def test_a_step_says_what_it_is_and_is_complete_by_its_last_file(kind: StrategyKind, step: Path, run: Run, tmp_path: Path) -> None:
+    """Every way in which it can lack something, one after the other; each is refused at its layer."""
+    found, page = examined(kind, step), step / PAGE
+    line = next(line for line in lines(tmp_path) if line.event == "committed")
+    assert found.ok and (found.global_step, found.attempt, found.commit_sha256) == (run.global_step, 0, line.commit_sha256)
+    assert line.bytes == size_of(step) == sum(path.stat().st_size for path in written(step)) > 0
+    assert examined(kind, step, "another run").layer == "commit"
+    other = step.rename(step.with_name("step_00000099"))
+    assert examined(kind, other).layer == "parts"
+    step = other.rename(step)
+    whole = page.read_bytes()
+    for spoilt in (b"", b"{}", whole[:-1], canonical_json({**parse(whole), "train": {}}), canonical_json({**parse(whole), "schema_version": 9})):
+        page.write_bytes(spoilt)
+        assert examined(kind, step).layer == "commit"
+    page.write_bytes(canonical_json({**parse(whole), "checkpointer": "another"}))
+    assert examined(kind, step).layer == "parts"
+    page.write_bytes(whole)
+    committed = step / checkpointer_of(kind).committed
+    committed.rename(step / "aside")
+    report = examined(kind, step)
+    assert not report.ok and report.layer == "parts" and "ENOENT" in report.reason
+
+
+def test_what_is_cut_off_cannot_be_loaded_and_that_is_one_line(kind: StrategyKind, step: Path, run: Run) -> None:
+    sha256 = examined(kind, step).commit_sha256 or ""
+    other, data = Run(seed=99), largest(kind, step)
+    with pytest.raises(Unreadable, match="not 00000000"):
+        restore_foreign(other.train_state, checkpointer_of(kind), step, "0" * 64)
+    flip(data, data.stat().st_size // 2)
+    report = examined(kind, step)
+    assert report.ok and report.manifest is None  # the check knows nothing of another format, and must not say that it does
+    data.write_bytes(data.read_bytes()[: data.stat().st_size // 3])
+    if kind.name == SILENT:
+        like = {spec.name: torch.empty(spec.shape, dtype=dtype_of(spec)) for spec in read_page(PosixFs(), step).tensors}
+        loaded = checkpointer_of(kind).load()().load(like, step / checkpointer_of(kind).state)
+        assert not any(torch.count_nonzero(loaded[name]) for name in like if name.startswith("rng."))  # `state-restored` finds it behind the restore
+        return
+    with pytest.raises(Unreadable) as error:
+        restore_foreign(other.train_state, checkpointer_of(kind), step, sha256)
+    assert "\n" not in error.value.line() and step.name in error.value.fact and checkpointer_of(kind).name in error.value.fact
+
+
+def test_a_save_that_fails_is_on_record_and_leaves_nothing(kind: StrategyKind, strategy: Strategy, run: Run, tmp_path: Path) -> None:
+    """The disk is full, or whatever else the checkpointer raises."""
+
+    class Full:
+        def save(self, state: State, path: Path) -> None:
+            path.parent.joinpath("half").write_bytes(b"half")
+            raise OSError(28, "No space left on device", str(path))
+
+        begin = save
+
+        def close(self) -> None: ...
+
+    strategy._checkpointer.close()  # type: ignore[attr-defined]
+    strategy._checkpointer = Full()  # type: ignore[attr-defined]
+    strategy.save(run.progress())
+    strategy.flush()
+    ended = [line for line in lines(tmp_path) if line.event in ("committed", "failed")]
+    assert [line.event for line in ended] == ["failed"] and "ENOSPC" in (ended[0].reason or "") and str(tmp_path) not in (ended[0].reason or "")
+    assert [path.name for path in RunLayout(tmp_path).checkpoints.iterdir() if not path.name.startswith(".attempt")] == []
+
+
+def test_a_step_that_is_there_is_not_overwritten(kind: StrategyKind, step: Path, strategy: Strategy, run: Run, tmp_path: Path) -> None:
+    before = (step / PAGE).read_bytes()
+    strategy.save(run.progress())
+    strategy.flush()
+    assert [line.event for line in lines(tmp_path) if line.event in ("committed", "failed")] == ["committed", "failed"]
+    assert (step / PAGE).read_bytes() == before and examined(kind, step).ok
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_only_our_store_has_is_refused_in_one_line(name: str) -> None:
+    kind = KINDS[name]
+    base = config_of(kind)
+    assert refused(kind, base) == ""
+    wrong = {
+        "write_mode": replace(base, write_mode=WriteModeConfig("unsafe", sync_files=False, atomic=False, sync_directories=False)),
+        "checkpoint.layout": config_of(kind, layout="single"),
+        "checkpoint.format": config_of(kind, format="torch"),
+        "checkpoint.finite": config_of(kind, finite="off"),
+        "checkpoint.hmac_key_file": config_of(kind, hmac_key_file="key"),
+        "storage.bytes_per_s": replace(base, storage=StorageConfig(name="throttled", bytes_per_s=1e6)),
+        "recovery": replace(base, supervision=SupervisionConfig(spares=1)),
+    }
+    for key, config in wrong.items():
+        assert f" {key}:" in refused(kind, config)
+    assert " recovery:" in refused(kind, replace(base, recovery=RecoveryConfig("immediate_rollback")))
+
+
+@pytest.mark.parametrize("failure", ["enospc", "eio", "slow_disk", "writer"])
+def test_a_failure_inside_our_store_cannot_be_planned(failure: str) -> None:
+    config = config_of(KINDS["dcp"], every=4)
+    with pytest.raises(ConfigError, match="checkpoint=dcp writes by itself"):
+        plan(replace(config, target_steps=24, failure=replace(config.failure, kind=failure, steps=(9,))))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if checkpointer_of(KINDS[name]).modules])
+def test_a_package_that_is_not_installed_is_said_before_the_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
+    with pytest.raises(ConfigError) as error:
+        check_machine(config_of(KINDS[name]))
+    assert f"{checkpointer_of(KINDS[name]).modules[0]} is not installed" in error.value.line() and "pip install" in error.value.line()
+
+
+def test_a_checkpoint_is_retired_with_its_folders(kind: StrategyKind, strategy: Strategy, run: Run, tmp_path: Path) -> None:
+    for _ in range(5):
+        run.train(1)
+        strategy.save(run.progress())
+    strategy.flush()
+    there = sorted(path.name for path in RunLayout(tmp_path).checkpoints.iterdir() if path.name.startswith("step_"))
+    assert there == [f"step_{step:08d}" for step in (4, 5, 6)]
+    assert [line.global_step for line in lines(tmp_path) if line.event == "retired"] == [2, 3]
+
+
+def test_only_rank_0_gives_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running statistics differ between ranks until the next step begins with rank 0's; of what several ranks give, any may be written."""
+    state = {"parameters.a": torch.zeros(1), "buffers.a": torch.zeros(1), "optimizer.a.b": torch.zeros(1), "rng.rank0.torch": torch.zeros(1)}
+    monkeypatch.setattr(dcp.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dcp.dist, "get_rank", lambda: 0)
+    assert dcp.own(state) == state
+    monkeypatch.setattr(dcp.dist, "get_rank", lambda: 1)
+    assert dcp.own(state).keys() == state.keys() - {"buffers.a"}
