@@ -80,15 +80,25 @@ def test_run_dir_is_used_as_it_stands_and_nothing_beside_it(started: list[RunCon
     assert [item.name for item in tmp_path.iterdir()] == ["deep"] and len(list((tmp_path / "deep" / "er").iterdir())) == 1
 
 
-def test_folders_are_for_the_owner_only(started: list[RunConfig], tmp_path: Path) -> None:
-    old = os.umask(0o022)
+@pytest.mark.parametrize(
+    ("umask", "keys", "folder", "file"),
+    [
+        (0o022, [], 0o755, 0o644),
+        (0o027, [], 0o750, 0o640),
+        (0o002, [], 0o755, 0o644),  # nobody else writes there, whatever the umask
+        (0o077, [], 0o700, 0o600),
+        (0o022, ["private=true"], 0o700, 0o600),
+    ],
+)
+def test_who_may_read_a_run(started: list[RunConfig], tmp_path: Path, umask: int, keys: list[str], folder: int, file: int) -> None:
+    old = os.umask(umask)
     try:
-        assert main(["train", "run_dir=run"]) == 0
-        assert os.umask(0o022) == 0o022, "the caller's umask was not given back"
+        assert main(["train", "run_dir=run", *keys]) == 0
+        assert os.umask(umask) == umask, "the caller's umask was not given back"
     finally:
         os.umask(old)
-    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "run" / ".hydra" / "config.yaml").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "run").stat().st_mode & 0o777 == folder
+    assert (tmp_path / "run" / ".hydra" / "config.yaml").stat().st_mode & 0o777 == file
 
 
 def test_a_sweep_has_a_manifest_and_a_folder_per_run(started: list[RunConfig], tmp_path: Path) -> None:

@@ -125,12 +125,16 @@ def test_a_rename_never_overwrites_unless_told(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "new").is_dir() and not (tmp_path / "a").exists()
 
 
-def test_new_files_are_private_and_never_follow_a_link(tmp_path: Path) -> None:
+def test_new_files_are_for_whom_the_umask_lets_and_never_follow_a_link(tmp_path: Path) -> None:
     fs = PosixFs()
-    fs.mkdir(tmp_path / "folder")
-    write_new(fs, tmp_path / "folder" / "file", b"x", WriteMode())
-    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "folder" / "file").stat().st_mode & 0o777 == 0o600
+    before = os.umask(0o027)
+    try:
+        fs.mkdir(tmp_path / "folder")
+        write_new(fs, tmp_path / "folder" / "file", b"x", WriteMode())
+    finally:
+        os.umask(before)
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o750
+    assert (tmp_path / "folder" / "file").stat().st_mode & 0o777 == 0o640
     (tmp_path / "link").symlink_to(tmp_path / "target")
     with pytest.raises(StorageError, match="EEXIST"):
         fs.open(tmp_path / "link", CREATE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from xml.sax.saxutils import quoteattr
 
 from ecrl_cli.audit.verdict import EXIT_CODES, AuditVerdict, render
 from ecrl_cli.cli.console import Parser, out, say
+from ecrl_cli.cli.permissions import restrict
 from ecrl_cli.errors import ConfigError, shown, visible
 
 PRIMARY = "audit"
@@ -40,7 +40,7 @@ def _run(keys: list[str], command: tuple[str, ...], say: Callable[[str], None]) 
     arguments = parse([quoted(key) for key in keys], PRIMARY)
     with initialized(PRIMARY):
         config = build_audit(compose(PRIMARY, [override.input_line or "" for override in arguments.overrides]))
-    os.umask(0o077)
+    restrict(private=False)
     folder, verdict = run_audit(config, command, say)
     _answer(verdict, folder, flags)
     say(f"page: {folder / 'report' / 'index.html'}")

@@ -126,6 +126,6 @@ class Jobs:
 
 
 def _write_yaml(folder: Path, files: Mapping[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, value in files.items():
         write_whole(folder / name, yaml_text(value).encode(), durable=False)

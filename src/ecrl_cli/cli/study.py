@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from hydra.core.override_parser.types import Override
 from ecrl_cli.cli.arguments import Arguments, parse, read_overrides, values
 from ecrl_cli.cli.compose import compose, expand, initialized, search_override, user_folders
 from ecrl_cli.cli.console import say
+from ecrl_cli.cli.permissions import restrict
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.conf_paths import conf_dir, groups
 from ecrl_cli.config.machine import check_torch
@@ -43,7 +43,7 @@ def study(argv: Sequence[str], *, say: Callable[[str], None] = say) -> int:
     # Imported here: scipy and pandas take a second, and bad input should fail before that.
     from ecrl_cli.studies.frame.runner import check_folder, replay, run_study
 
-    os.umask(0o077)
+    restrict(private=False)
     if configs[0].trial:
         return max(replay(config) for config in configs)
     for config, place in zip(configs, places, strict=True):

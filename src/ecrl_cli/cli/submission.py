@@ -102,7 +102,7 @@ def submit(plan: TrainPlan, engine: Engine, say: Say) -> dict[str, RunResult]:
     A run held by a job of an earlier submission is left to that job. RunHeld (exit 8) where another process submits into the same sweep.
     """
     layouts = {name: plan.runs[name].layout for name in fair_order(plan.runs)}
-    plan.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    plan.folder.mkdir(parents=True, exist_ok=True)
     with run_lock(SweepLayout(plan.folder)) if plan.swept else nullcontext():
         known = {name: result for name, layout in layouts.items() if (result := standing(layout))}
         missing = [name for name in layouts if name not in known]
@@ -221,7 +221,7 @@ class ManifestUpdater:
 
 def remember(layout: RunLayout, job_id: str) -> None:
     """Stores the Slurm job id of the run (`12`, or `12_3` in an array)."""
-    layout.job.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    layout.job.parent.mkdir(parents=True, exist_ok=True)
     write_json(layout.job, {"job_id": job_id})
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 
 from ecrl_cli.cli.console import say
+from ecrl_cli.cli.permissions import restrict
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.machine import check_machine, check_torch
 from ecrl_cli.config.schema import RunConfig
@@ -43,7 +44,7 @@ class Job:
     def __call__(self, composed: Any) -> RunResult:
         """Runs the configuration that `composed` belongs to. Does not return where the job is requeued."""
         folder = HydraConfig.get().sweep.subdir  # as submitted, before any normalization of the path
-        os.umask(0o077)
+        restrict(private=self.configs[folder].private)
         return attend(RunLayout(Path(folder)), self.configs[folder])
 
 
@@ -103,7 +104,7 @@ def preemption() -> Iterator[PreemptionRequest]:
 
 def record(layout: RunLayout, result: RunResult) -> None:
     """Stores the state of this run's job, or its result."""
-    layout.outcome.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    layout.outcome.parent.mkdir(parents=True, exist_ok=True)
     write_json(layout.outcome, encode(result))
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.console import say
+from ecrl_cli.cli.permissions import restrict
 from ecrl_cli.cli.prepare import Say, TrainPlan, estimate, expected_seconds, prepare
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.estimates import human_seconds
@@ -73,7 +74,7 @@ def _run(plan: TrainPlan, *, debug: bool, as_json: bool, say: Say) -> int:
     from ecrl_cli.runs.sweep import exit_code
 
     jobs = Jobs(plan, say, debug)
-    mask = os.umask(0o077)
+    mask = restrict(private=any(run.config.private for run in plan.runs.values()))
     try:
         jobs.run()
     finally:

@@ -19,6 +19,7 @@ from ecrl_cli.checkpoint.repair.repair import check_folder, repair
 from ecrl_cli.checkpoint.repair.scrub import Scrub, ScrubConfig, ScrubResult, scrub
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.cli.console import Parser, out, say
+from ecrl_cli.cli.permissions import restrict
 from ecrl_cli.cli.targets import Checkpoints, checked, checkpoints_of, sorted_out
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.machine import check_torch
@@ -183,7 +184,7 @@ def train_references(runs: Sequence[Path], known: References) -> int:
     from ecrl_cli.runs.run import RunContext, run
     from ecrl_cli.supervision.launch.launcher import LauncherCache
 
-    launchers, mask = LauncherCache(), os.umask(0o077)
+    launchers, mask = LauncherCache(), restrict(private=any(_private(run) for run in runs))
     try:
         for folder in runs:
             try:
@@ -206,6 +207,12 @@ def train_references(runs: Sequence[Path], known: References) -> int:
         launchers.close()
         os.umask(mask)
     return 0
+
+
+def _private(run: Path) -> bool:
+    with suppress(EcrlError, OSError):  # `ecrl verify` says what is wrong with the run itself
+        return read_run_config(RunLayout(run)).config.private
+    return True
 
 
 @dataclass

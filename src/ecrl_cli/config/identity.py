@@ -11,7 +11,7 @@ from ecrl_cli.config.schema import RunConfig
 
 # Where a run and its data are does not change what it computes; names are labels. A schedule has been converted to `failure.steps`.
 NOT_IDENTITY = (
-    *("run_dir", "suite_name", "dataset.root", "dataset.download", "scale", "schedule"),
+    *("run_dir", "private", "suite_name", "dataset.root", "dataset.download", "scale", "schedule"),
     *("supervision.writer_grace_s", "supervision.master_port", "supervision.disk_interval_s"),
     *("checkpoint.hmac_key_file", "checkpoint.finite", "checkpoint.digest"),
     "seal",  # signing of the records

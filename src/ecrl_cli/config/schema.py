@@ -273,6 +273,8 @@ class RunConfig:
     """One run, resolved. `threads`: per rank (the number of threads changes the bits). `backend`: auto is NCCL for CUDA and gloo for the CPU;
     gloo, if named, lets ranks share a GPU, which NCCL refuses. `run_dir` empty: named by content under outputs/.
 
+    `private`: nobody but the owner may read what the run writes (0700); else whom the umask lets may. Nobody else ever writes there.
+
     `reference`: whether a reference run without failures is trained for comparison, if there is none: auto (if a failure is planned), none or
     always.
 
@@ -291,6 +293,7 @@ class RunConfig:
     state_digests: bool | str = one_of("auto", SWITCHES)
     suite_name: str = ""
     run_dir: str = ""
+    private: bool = False
     reference: str = one_of("auto", REFERENCES)
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -172,7 +172,7 @@ def init_run_dir(planned: RunPlan) -> None:
 def make_durably(folder: Path) -> None:
     """Create `folder` and its missing parents, and sync their directory entries."""
     missing = [above for above in folder.absolute().parents if not above.exists()]
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.mkdir(parents=True, exist_ok=True)
     for made in (folder.absolute(), *missing):
         with contextlib.suppress(PermissionError):  # a parent directory with execute but no read permission
             sync_directory(made.parent)

@@ -188,11 +188,11 @@ def link_run_dir(run: RunPlan) -> None:
     run_dir = run.layout.root
     if not run.config.storage.folder or (run_dir.exists() and (run_dir.is_symlink() or run.layout.config.exists())):
         return
-    run_dir.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
     if not lost(run) and (run_dir.exists() or run_dir.is_symlink()):
         raise RunDirectoryError("run_dir", f"{run_dir} is not the link that storage.folder asks for", "choose another run_dir")
     place = _place(run)
-    place.mkdir(exist_ok=True, mode=0o700)
+    place.mkdir(exist_ok=True, mode=0o700)  # others write to such a folder too, /dev/shm
     if not _ours(place) or any(place.iterdir()):  # an empty one was left by an interrupted start
         fact = f"{place} is there already, and no run directory links to it"
         raise RunDirectoryError("storage.folder", fact, "remove it, or choose another storage.folder")

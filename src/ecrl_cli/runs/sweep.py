@@ -149,7 +149,7 @@ def sweep(layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult],
 
     RunHeld (exit 8) if another sweep holds the folder's lock.
     """
-    layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    layout.root.mkdir(parents=True, exist_ok=True)
     with run_lock(layout):
         return _sweep(layout, do, start, progress)
 

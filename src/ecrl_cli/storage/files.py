@@ -46,7 +46,7 @@ def create_once(path: Path, data: bytes) -> bool:
 
 def _place(path: Path, data: bytes, durable: bool, rename: Callable[[Path, Path], None]) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     try:
         try:
             _write_all(fd, data)

@@ -64,16 +64,16 @@ class PosixFs:
 
     def mkdir(self, path: Path) -> None:
         with _typed("mkdir", path):
-            os.mkdir(path, 0o700)
+            os.mkdir(path)
 
     def open(self, path: Path, flags: int) -> int:
         with _typed("open", path):
-            return self._opened(os.open(path, flags, 0o600), path)
+            return self._opened(os.open(path, flags, 0o666), path)
 
     def open_at(self, folder: int, name: str, flags: int) -> int:
         path = self._path(folder) / name
         with _typed("open", path):
-            return self._opened(os.open(name, flags, 0o600, dir_fd=folder), path)
+            return self._opened(os.open(name, flags, 0o666, dir_fd=folder), path)
 
     def set_direct(self, fd: int, on: bool) -> bool:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)

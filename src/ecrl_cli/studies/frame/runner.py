@@ -55,7 +55,7 @@ def run_study(config: StudyConfig, root: Path, say: Say) -> int:
     """Run the missing trials and write result.json. 0: complete and every gate passed; 1: a gate failed; 130: interrupted, resumes on the next
     start."""
     layout = StudyLayout(root)
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    root.mkdir(parents=True, exist_ok=True)
     with _terminable(), run_lock(layout), _scratch(layout), _opened(StudyContext(config, layout.scratch / "main")) as study:
         plan = _planned(study)
         _write_headers(config, layout)
@@ -109,7 +109,7 @@ def _scratch(layout: StudyLayout) -> Iterator[None]:
     for path in _torn(layout.root):
         path.unlink()
     shutil.rmtree(layout.scratch, ignore_errors=True)
-    layout.scratch.mkdir(mode=0o700)
+    layout.scratch.mkdir()
     try:
         yield
     finally:
