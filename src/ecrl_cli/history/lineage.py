@@ -124,8 +124,9 @@ def furthest(records: RunRecords, attempt: int) -> int:
 
 
 def committed_as(records: RunRecords, commit_sha256: str, *, before: int) -> CheckpointLine | None:
-    """The `committed` line with that hash among the attempts before `before`."""
-    lines = (line for a in records.attempt_logs if a.attempt < before for line in a.checkpoints.events)
+    """The `committed` line with that hash among the attempts before `before`. One that names another attempt than its log's is none: who follows
+    it would walk in circles."""
+    lines = (line for a in records.attempt_logs if a.attempt < before for line in a.checkpoints.events if line.attempt == a.attempt)
     return next((line for line in lines if line.event == "committed" and line.commit_sha256 == commit_sha256), None)
 
 

@@ -1,0 +1,42 @@
+"""Every field of the records of 14 real runs, changed: each is judged as it was judged before (tests/recorded/verdicts, one line a change).
+
+Where a line differs on purpose, `python -m tests.runs.every_field` writes them anew, and the diff is what is to be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ecrl_cli.verify.verify_run import verify_run
+from tests.runs import every_field
+from tests.runs.every_field import BOOK, Change, Judge
+
+RUNS = sorted(path.stem for path in BOOK.glob("*.txt"))
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    with every_field.sweep() as folder:
+        yield Judge(folder)
+
+
+@pytest.fixture(scope="module")
+def by_run(judge: Judge) -> dict[str, list[Change]]:
+    found: dict[str, list[Change]] = {}
+    for change in every_field.chosen(judge.folder):
+        found.setdefault(change.run, []).append(change)
+    return found
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_an_untouched_run_is_valid(judge: Judge, run: str) -> None:
+    assert verify_run(judge.folder / run).status == "valid"
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_changed_field_is_judged_as_before(judge: Judge, by_run: dict[str, list[Change]], run: str) -> None:
+    before = (BOOK / f"{run}.txt").read_text(encoding="utf-8").splitlines()
+    now = [f"{change} || {judge.verdict(change)}" for change in by_run[run]]
+    assert now == before, "judged otherwise; if that is meant: python -m tests.runs.every_field"

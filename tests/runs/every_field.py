@@ -1,0 +1,288 @@
+"""Every field of every record of a run, changed in several ways, one at a time: what the judge then says is kept as a book of verdicts.
+
+    python -m tests.runs.every_field            # judge what the book holds again, and write it anew: the diff shows what is judged otherwise
+    python -m tests.runs.every_field --all      # judge every change of every run (minutes): which are called valid, by the field
+
+The runs are real ones (tests/recorded). A field is known by its file, its kind of line and its name: `logs/attempt-N/rankN.jsonl loss`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import re
+import shutil
+import signal
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ecrl_cli.verify.reference import References
+from ecrl_cli.verify.verdict import NOT_CHECKED, VALID, Verdict
+from ecrl_cli.verify.verify_run import verify_run
+
+RECORDED = Path(__file__).parent.parent / "recorded"
+BOOK = RECORDED / "verdicts"
+RUNS = RECORDED / "v0.2.0.tar.xz"
+EACH = {"logs": 3, "supervisor.json": 4, "checkpoints": 1, "fired": 1}  # changes of a field in the book, of different runs as far as it goes; else 1
+LEFT_OUT = ("seal.json", "verdict.json", ".hydra")  # the seal would see every change, and that alone
+REMOVED = "(removed)"
+PATIENCE_S = 60  # a thousand times what a verdict takes
+
+Place = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Of the document in `file`, or of its line `line`, what is at `place` becomes `value`; REMOVED: is gone. Without a place it is the whole
+    line or file, with `value` instead: text."""
+
+    run: str
+    file: str
+    line: int | None
+    place: Place
+    value: Any
+    field: str
+
+    def __str__(self) -> str:
+        where = self.file if self.line is None else f"{self.file}:{self.line + 1}"
+        return f"{self.run} {where} {'.'.join(map(str, self.place)) or '-'} = {short(self.value)}"
+
+
+def short(value: Any) -> str:
+    text = value if value == REMOVED else json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:30]}..({hashlib.sha256(text.encode()).hexdigest()[:6]})"
+
+
+@contextmanager
+def sweep() -> Iterator[Path]:
+    """A folder with the recorded runs, without their seals."""
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(RUNS) as archive:
+            archive.extractall(folder, filter="data")
+        found = Path(folder) / "sweep"
+        for path in [path for name in LEFT_OUT for path in found.glob(f"*/{name}")]:
+            path.unlink()
+        yield found
+
+
+def documents(run: Path) -> Iterator[tuple[str, int | None, Any]]:
+    """(file, number of the line, content) of every record."""
+    for path in sorted(run.rglob("*.json*")):
+        name = path.relative_to(run).as_posix()
+        if path.suffix == ".json":
+            yield name, None, json.loads(path.read_bytes())
+        else:
+            for number, line in enumerate(path.read_text().splitlines()):
+                yield name, number, json.loads(line)
+
+
+def leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """Every value in a document, those that hold others too, but not the document itself."""
+    if place:
+        yield place, value
+    items: Iterable[tuple[str | int, Any]] = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from leaves(item, (*place, key))
+
+
+def kind_of(file: str, line: Any) -> str:
+    numberless = re.sub(r"\d+", "N", file)
+    word = next((str(line[key]) for key in ("event", "category", "kind") if isinstance(line, dict) and key in line), "")
+    return f"{numberless} {word}".strip()
+
+
+def named(place: Place) -> str:
+    """Numbers and names of tensors (`parameters.fc.weight`) are `*`."""
+    return ".".join("*" if isinstance(key, int) or key.isdigit() or "." in key else re.sub(r"\d+", "N", key) for key in place)
+
+
+def changed_values(value: Any, others: list[Any], draw: random.Random) -> list[Any]:
+    """What a value may be changed to, in a random order; `others`: what stands elsewhere in the same field."""
+    found: list[Any] = [REMOVED] if value else []  # what is not there is read as empty, null or 0
+    found += [None] if value is not None else [0, "x"]
+    if isinstance(value, bool):
+        found.append(not value)
+    elif isinstance(value, int):
+        found += [value + 1, value - 1, -value - 2, value * 3 + 7]
+    elif isinstance(value, float):
+        found += [value + 1e-3, value * 1.5 + 0.25, value - 0.4, -value - 1e-6, 0.0]
+    elif isinstance(value, str):
+        found += [value[:-1] + ("0" if value[-1:] != "0" else "1"), "", "other"]
+    elif isinstance(value, list):
+        found += [value[:-1], [*value, *value[-1:]], value[::-1]] if value else [[0]]
+    elif isinstance(value, dict):
+        found += [{}]
+    different = [other for other in others if other != value]
+    found += draw.sample(different, min(2, len(different)))
+    found = [each for number, each in enumerate(found) if each != value and each not in found[:number]]
+    draw.shuffle(found)
+    return found
+
+
+def changes(run: Path) -> list[Change]:
+    """Of each field of `run` some occurrences, each changed in two ways; lines removed, repeated and exchanged; files removed and emptied."""
+    seen: dict[str, list[tuple[str, int | None, Place, Any]]] = {}
+    files: dict[str, int] = {}
+    for file, line, content in documents(run):
+        files[file] = -1 if line is None else line
+        for place, value in leaves(content):
+            seen.setdefault(f"{kind_of(file, content)} {named(place)}", []).append((file, line, place, value))
+    found = []
+    for field, occurrences in sorted(seen.items()):
+        draw = random.Random(f"{run.name} {field}")
+        chosen = [occurrences[0], occurrences[-1], *draw.sample(occurrences, min(2, len(occurrences)))]
+        others = [value for *_, value in occurrences]
+        for number in range(len(chosen)):
+            file, line, place, value = chosen[number]
+            if chosen[number] in chosen[:number]:
+                continue
+            found += [Change(run.name, file, line, place, new, field) for new in changed_values(value, others, draw)[:2]]
+    for file, last in sorted(files.items()):
+        draw = random.Random(f"{run.name} {file}")
+        kind = re.sub(r"\d+", "N", file)
+        found.append(Change(run.name, file, None, (), REMOVED, f"{kind} (file)"))
+        for line in sorted({0, last, draw.randint(0, last)}) if last >= 0 else ():
+            text = (run / file).read_text().splitlines()
+            found.append(Change(run.name, file, line, (), REMOVED, f"{kind} (line)"))
+            found.append(Change(run.name, file, line, (), f"{text[line]}\n{text[line]}", f"{kind} (line)"))
+            if line < last:
+                found.append(Change(run.name, file, line, (), f"{text[line + 1]}\n{text[line]}", f"{kind} (line)"))
+    return found
+
+
+@contextmanager
+def applied(run: Path, change: Change) -> Iterator[None]:
+    """`run` with the change; behind it, the file is as it was."""
+    path = run / change.file
+    before, stat = path.read_bytes(), path.stat()
+    try:
+        if change.line is None:
+            if not change.place:
+                path.unlink()
+            else:
+                path.write_text(json.dumps(with_value(json.loads(before), change)))
+        else:
+            lines = before.decode().splitlines()
+            if change.place:
+                lines[change.line] = json.dumps(with_value(json.loads(lines[change.line]), change), separators=(",", ":"))
+            elif change.value == REMOVED:
+                del lines[change.line]
+            else:
+                lines[change.line : change.line + 1 + (lines[change.line] not in change.value.splitlines()[0])] = change.value.splitlines()
+            path.write_text("".join(line + "\n" for line in lines))
+        yield
+    finally:
+        path.write_bytes(before)
+        path.chmod(stat.st_mode)
+
+
+def with_value(content: Any, change: Change) -> Any:
+    *above, last = change.place
+    inner = content
+    for key in above:
+        inner = inner[key]
+    if change.value == REMOVED:
+        del inner[last]
+    else:
+        inner[last] = change.value
+    return content
+
+
+class Judge:
+    """Judges runs of a sweep; the undisturbed ones are read once, but where they are changed themselves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.known = folder, References()
+
+    def verdict(self, change: Change) -> str:
+        """One line: the status, and each promise that is not kept with its first reason; how many more there are, and a digest of those."""
+        run = self.folder / change.run
+        with applied(run, change):
+            known = References() if change.run.endswith("ref") else self.known
+            signal.signal(signal.SIGALRM, _too_long)
+            signal.alarm(PATIENCE_S)
+            try:
+                return line_of(verify_run(run, known=known), self.folder)
+            except Exception as error:
+                return f"{type(error).__name__}: {without_paths(str(error), self.folder)}"
+            finally:
+                signal.alarm(0)
+
+
+def _too_long(number: int, frame: Any) -> None:
+    raise TimeoutError(f"not judged within {PATIENCE_S} s")
+
+
+def line_of(verdict: Verdict, folder: Path) -> str:
+    wrong = [finding for finding in verdict.findings if finding.status not in (VALID, NOT_CHECKED)]
+    kept = [finding for finding in verdict.findings if finding.status == VALID]
+    unsaid = [finding.promise for finding in verdict.findings if finding.status == NOT_CHECKED]
+
+    def digest(lines: Iterable[str]) -> str:
+        return hashlib.sha256(without_paths("\n".join(lines), folder).encode()).hexdigest()[:6]
+
+    said = [
+        f" | {finding.status} {without_paths(finding.message, folder).split(': ', 1)[-1]}"
+        + (f" (+{len(finding.evidence)} {digest(finding.evidence)})" if finding.evidence else "")
+        for finding in wrong
+    ]
+    not_checked = f" | not checked: {', '.join(unsaid)}" if unsaid else ""
+    return f"{verdict.status} {digest(text for finding in kept for text in (finding.message, *finding.evidence))}{''.join(said)}{not_checked}"
+
+
+def without_paths(text: str, folder: Path) -> str:
+    return text.replace(f"{folder}/", "")
+
+
+def chosen(folder: Path) -> list[Change]:
+    """What the book holds: EACH changes of every field, of one run after the other."""
+    by_field: dict[str, list[list[Change]]] = {}
+    for run in sorted(path for path in folder.iterdir() if path.is_dir()):
+        own: dict[str, list[Change]] = {}
+        for change in changes(run):
+            own.setdefault(change.field, []).append(change)
+        for field, found in own.items():
+            random.Random(f"{run.name} {field} order").shuffle(found)
+            by_field.setdefault(field, []).append(found)
+    picked = []
+    for field, runs in by_field.items():
+        random.Random(field).shuffle(runs)
+        ordered = [found[turn] for turn in range(max(map(len, runs))) for found in runs if turn < len(found)]
+        picked += ordered[: EACH.get(field.split()[0].split("/")[0], 1)]
+    return sorted(picked, key=lambda change: (change.run, change.field, str(change)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="every change of every run, not only those of the book")
+    parser.add_argument("--only", nargs="*", help="these runs")
+    options = parser.parse_args()
+    with sweep() as folder:
+        judge = Judge(folder)
+        runs = [path for path in sorted(folder.iterdir()) if not options.only or path.name in options.only]
+        if options.all:
+            for run in runs:
+                for change in changes(run):
+                    said = judge.verdict(change)
+                    sys.stdout.write(f"{change.field} || {change} || {said}\n")
+                sys.stdout.flush()
+            return
+        found: dict[str, list[str]] = {}
+        for change in chosen(folder):
+            found.setdefault(change.run, []).append(f"{change} || {judge.verdict(change)}\n")
+        shutil.rmtree(BOOK, ignore_errors=True)
+        BOOK.mkdir()
+        for name, lines in found.items():
+            (BOOK / f"{name}.txt").write_text("".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
