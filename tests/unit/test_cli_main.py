@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,9 +90,49 @@ def test_bash_completes_verbs_keys_and_options(capsys: pytest.CaptureFixture[str
     assert completions("ecrl train +suite=cifar100-r50-l", capsys) == ["cifar100-r50-late"]
 
 
+@pytest.mark.parametrize(("line", "offered"), [("ecrl train checkpoint.ev", "checkpoint.every="), ("ecrl train task=regr", "task=regression")])
+def test_fish_completes_keys_and_options(line: str, offered: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not (fish := shutil.which("fish")):
+        pytest.skip("fish is not installed")
+    assert main(["completion", "fish"]) == 0
+    (tmp_path / "ecrl.fish").write_text(capsys.readouterr().out)
+    said = subprocess.run([fish, "-N", "-c", f"source {tmp_path}/ecrl.fish; complete -C '{line}'"], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == [offered] and not said.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "became"), [("ecrl train checkpoint.ev", "train checkpoint.every="), ("ecrl train task=regr", "train task=regression")]
+)
+def test_zsh_completes_keys_and_options(line: str, became: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At a terminal: what a tab makes of the line is what runs."""
+    if not (zsh := shutil.which("zsh")):
+        pytest.skip("zsh is not installed")
+    assert main(["completion", "zsh"]) == 0
+    (tmp_path / "ecrl.zsh").write_text(capsys.readouterr().out)
+    ours, theirs = pty.openpty()
+    setup = f"autoload -U compinit; compinit -D -u; ecrl() {{ print -r -- 'now:' $* ':end' }}; source {tmp_path}/ecrl.zsh; PROMPT='read''y> '\r"
+    with subprocess.Popen([zsh, "-f", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as shell:
+        os.close(theirs)
+        os.write(ours, setup.encode())
+        said = _until(ours, b"ready> ")
+        os.write(ours, f"{line}\t\r".encode())
+        said += _until(ours, b":end\r\n")
+        os.write(ours, b"exit\r")
+        shell.wait(timeout=60)
+    os.close(ours)
+    assert f"now: {became} :end".encode() in said, said
+
+
+def _until(terminal: int, mark: bytes) -> bytes:
+    said = b""
+    while mark not in said:
+        said += os.read(terminal, 4096)
+    return said
+
+
 def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "fish"]) == 2
-    assert "must be bash" in capsys.readouterr().err
+    assert main(["completion", "csh"]) == 2
+    assert "must be one of bash, zsh, fish" in capsys.readouterr().err
 
 
 def test_a_misspelt_verb_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The help texts of `ecrl` and its bash completion."""
+"""The help texts of `ecrl`, and its completion for bash, zsh and fish."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ecrl: when a PyTorch DDP job dies, does it come back exactly, and what does that
   ecrl study study=NAME          an experiment on the checkpoint store: crash points, power loss, corruption, ...
   ecrl audit -- COMMAND          judge a training job that ECRL did not write: does it come back exactly?
   ecrl doctor [DIR]              what this machine gives a run, and what follows from it
-  ecrl completion bash           completion for bash: source <(ecrl completion bash)
+  ecrl completion SHELL          completion for bash, zsh or fish: source <(ecrl completion bash)
   ecrl --version
 
 Examples
@@ -197,7 +197,7 @@ HELP = {
     "completion": _ECRL + _CODES,
 }
 
-COMPLETION = """\
+_BASH = """\
 _ecrl() {
   local word="${COMP_WORDS[COMP_CWORD]}" line="${COMP_LINE:0:COMP_POINT}"
   word="${line##* }"
@@ -213,3 +213,25 @@ _ecrl() {
 }
 complete -o nospace -F _ecrl ecrl
 """
+
+_ZSH = """\
+_ecrl() {
+  if (( CURRENT > 2 )) && [[ ${words[2]} == (verify|report|doctor) ]]; then
+    _files -/
+    return
+  fi
+  local -a choices=({verbs} -m --help {keys})
+  compadd -S '' -- $choices
+}
+(( $+functions[compdef] )) || { autoload -U compinit && compinit }
+compdef _ecrl ecrl
+"""
+
+_FISH = """\
+complete -c ecrl -f
+complete -c ecrl -n 'not __fish_seen_subcommand_from verify report doctor' -a '{verbs} -m --help {keys}'
+complete -c ecrl -n '__fish_seen_subcommand_from verify report doctor' -a '(__fish_complete_directories)'
+"""
+
+# {verbs} and {keys} are filled in: words of letters, digits and `.=_+-` only.
+COMPLETION = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}

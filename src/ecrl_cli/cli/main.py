@@ -98,8 +98,8 @@ def _run(verb: str, words: list[str], debug: bool) -> int:
 
 
 def _completion(words: list[str]) -> int:
-    if words != ["bash"]:
-        raise ConfigError("completion", f"must be bash, got {shown(' '.join(words))}", "write `ecrl completion bash`")
+    if len(words) != 1 or words[0] not in COMPLETION:
+        raise ConfigError("completion", f"must be one of {', '.join(COMPLETION)}, got {shown(' '.join(words))}", "write `ecrl completion bash`")
     from ecrl_cli.config.conf_paths import conf_dir, groups, installed_dirs
     from ecrl_cli.config.keys import leaves
 
@@ -107,7 +107,9 @@ def _completion(words: list[str]) -> int:
     choices = [
         f"{'+' if name in joining else ''}{name}={option}" for name, found in groups([conf_dir(), *installed_dirs()]).items() for option in found
     ]
-    sys.stdout.write(COMPLETION.replace("{verbs}", " ".join(VERBS)).replace("{keys}", " ".join([*choices, *(f"{key}=" for key in leaves())])))
+    sys.stdout.write(
+        COMPLETION[words[0]].replace("{verbs}", " ".join(VERBS)).replace("{keys}", " ".join([*choices, *(f"{key}=" for key in leaves())]))
+    )
     return 0
 
 

@@ -46,6 +46,7 @@ def _machine() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu": {"model": _cpu_model(), "logical": psutil.cpu_count(), "physical": psutil.cpu_count(logical=False)},
         "memory_bytes": psutil.virtual_memory().total,
+        "swap_bytes": psutil.swap_memory().total,
         "gpus": _gpus(),
         "git_revision": _git_revision(),
         "source_sha256": source_sha256(),
@@ -79,12 +80,13 @@ def _cpu_model() -> str:
 
 
 def _gpus() -> list[dict[str, str]]:
+    """Name, uuid, driver and memory (with its unit) of each GPU that nvidia-smi shows."""
     if not shutil.which("nvidia-smi"):
         return []
-    query = ["nvidia-smi", "--query-gpu=name,uuid,driver_version", "--format=csv,noheader"]
+    query = ["nvidia-smi", "--query-gpu=name,uuid,driver_version,memory.total", "--format=csv,noheader"]
     output = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False).stdout
-    rows = [line.split(", ") for line in output.splitlines() if line.count(", ") == 2]
-    return [{"name": name, "uuid": uuid, "driver": driver} for name, uuid, driver in rows]
+    rows = [line.split(", ") for line in output.splitlines() if line.count(", ") == 3]
+    return [dict(zip(("name", "uuid", "driver", "memory"), row, strict=True)) for row in rows]
 
 
 def _git_revision() -> str | None:
@@ -118,9 +120,9 @@ def _disagreement(layout: RunLayout, code_alone: bool) -> str:
     here = environment(layout.root)
     if code_alone:
         there, here = ({key: found.get(key) for key in ("git_revision", "source_sha256")} for found in (there, here))
-    # The source digest decides where it is known: a git revision changes with every document, and two dirty trees share one.
+    # The source digest decides where it is known: a git revision changes with every document, and two dirty trees share one. Swap changes no result.
     ignored = "git_revision" if there.get("source_sha256") else "source_sha256"
-    return ", ".join(differences(there, here, (ignored,)))
+    return ", ".join(differences(there, here, (ignored, "swap_bytes")))
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
