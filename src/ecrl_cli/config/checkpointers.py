@@ -23,7 +23,7 @@ class CheckpointerKind:
     `committed`: what of it appears last, so that all of it has been written once it is there.
     `every_rank`: all ranks save, each its share; otherwise rank 0 alone. `background`: it returns before all is written.
     `durable`: what it has acknowledged survives a power loss, as its own code has it: files and all names above them are synced.
-    `modules`: what must be installed beside torch.
+    `modules`: what must be installed beside torch. `loader`, `subject`: what the studies `corruption` and `power-loss` call it.
     """
 
     name: str
@@ -34,6 +34,8 @@ class CheckpointerKind:
     background: bool = False
     durable: bool = False
     modules: tuple[str, ...] = ()
+    loader: str
+    subject: str
 
     def lacking(self) -> str:
         """Why it cannot be used here; empty if it can."""
@@ -46,9 +48,22 @@ class CheckpointerKind:
 
 
 _HERE = "ecrl_cli.checkpoint.checkpointers"
-TORCH_SAVE = CheckpointerKind(name="torch.save", implementation=f"{_HERE}.torch_save:TorchSave", state="state.pt", committed="state.pt")
+TORCH_SAVE = CheckpointerKind(
+    name="torch.save",
+    implementation=f"{_HERE}.torch_save:TorchSave",
+    state="state.pt",
+    committed="state.pt",
+    loader="torch.load",
+    subject="torch.save",
+)
 TORCH_SAVE_DURABLE = CheckpointerKind(
-    name="torch.save, synced", implementation=f"{_HERE}.torch_save:SyncedTorchSave", state="state.pt", committed="state.pt", durable=True
+    name="torch.save, synced",
+    implementation=f"{_HERE}.torch_save:SyncedTorchSave",
+    state="state.pt",
+    committed="state.pt",
+    durable=True,
+    loader="torch.load",
+    subject="torch.save-synced",
 )
 DCP = CheckpointerKind(
     name="torch.distributed.checkpoint",
@@ -56,6 +71,8 @@ DCP = CheckpointerKind(
     state="state",
     committed="state/.metadata",
     every_rank=True,
+    loader="torch.distributed.checkpoint",
+    subject="dcp",
 )
 DCP_ASYNC = CheckpointerKind(
     name="torch.distributed.checkpoint async_save",
@@ -64,6 +81,8 @@ DCP_ASYNC = CheckpointerKind(
     committed="state/.metadata",
     every_rank=True,
     background=True,
+    loader="torch.distributed.checkpoint",
+    subject="dcp",
 )
 TORCH_CHECKPOINTING = CheckpointerKind(
     name="torch_checkpointing",
@@ -73,6 +92,8 @@ TORCH_CHECKPOINTING = CheckpointerKind(
     every_rank=True,
     background=True,
     modules=("torch_checkpointing",),
+    loader="torch_checkpointing",
+    subject="torch_checkpointing",
 )
 TORCHSNAPSHOT = CheckpointerKind(
     name="torchsnapshot",
@@ -81,4 +102,6 @@ TORCHSNAPSHOT = CheckpointerKind(
     committed="state/.snapshot_metadata",
     every_rank=True,
     modules=("torchsnapshot", "aiofiles", "importlib_metadata", "nest_asyncio"),
+    loader="torchsnapshot",
+    subject="torchsnapshot",
 )

@@ -23,6 +23,7 @@ from ecrl_cli.report.parallel import parallel_map
 from ecrl_cli.report.render.markdown import ALONE, AMONG_OTHERS, markdown, markdown_study, terminal, terminal_study
 from ecrl_cli.report.render.page import Figures, render, sections
 from ecrl_cli.report.render.sweep_diff import against_document, against_files, against_lines
+from ecrl_cli.report.tables.checkpointers import checkpointers_table
 from ecrl_cli.report.tables.records import CSV_FILES, as_document
 from ecrl_cli.report.tables.renderers import csv_of
 from ecrl_cli.report.tables.studies import csv_files, study_document
@@ -65,7 +66,7 @@ def report(dirs: list[Path], out: Path | None = None, other: Path | None = None,
     lines = against_lines(diff) if diff else []
     lines += [line for study in studies for line in terminal_study(study, ALONE if len(studies) == 1 else AMONG_OTHERS)]
     code = _exit_code(comparison, studies, diff)
-    text = "\n".join([*(printable(line) for line in lines), terminal(comparison, page)])
+    text = "\n".join([*(printable(line) for line in lines), terminal(comparison, page, studies)])
     return ReportResult(page, text, code, comparison.notes + (diff.theirs.notes if diff else ()))
 
 
@@ -89,6 +90,8 @@ def contents(comparison: Comparison, studies: Sequence[StudyResult] = (), diff: 
     files = picture_files(figures.every)
     if comparison.runs:
         files |= {name: csv_of(records_table(rows(comparison))) for name, rows in CSV_FILES.items()}
+    if chosen_by := checkpointers_table(comparison, studies):
+        files[chosen_by.file] = csv_of(chosen_by)
     files |= published.files if published else {}
     for study in studies:
         files |= csv_files(study)
@@ -98,7 +101,7 @@ def contents(comparison: Comparison, studies: Sequence[StudyResult] = (), diff: 
     document |= {"against": against_document(diff)} if diff else {}
     files["report.json"] = (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
     of_studies = [markdown_study(study, [picture.name for picture in figures.studies[study.ident]]) for study in studies]
-    of_runs = markdown(comparison, summary, [picture.name for picture in figures.runs])
+    of_runs = markdown(comparison, summary, [picture.name for picture in figures.runs], studies)
     files["report.md"] = "\n".join([of_runs, *of_studies]).encode(errors="replace")
     files["index.html"] = render(comparison, studies, summary, figures, sections(comparison, published, diff)).encode(errors="replace")
     return {name: harmless(data.decode()).encode() if name.endswith((".md", ".html")) else data for name, data in files.items()}

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ecrl_cli.config.identity import NOT_IDENTITY
+from ecrl_cli.config.strategies import FOREIGN
 from ecrl_cli.metrics.recoveries import RESTART_COSTS, Restart
 from ecrl_cli.metrics.statistics import Summary, ratio_of_means, summary
 from ecrl_cli.report.model.run_record import Metrics, Run
 
-ORDER = ("clean", "ref", "ref2", "blk", "ovl", "mem", "spares", "rollback", "forward")
+ORDER = ("clean", "ref", "ref2", "blk", "ovl", "mem", "spares", "rollback", "forward", *(kind.name for kind in FOREIGN))
 BASES = ("clean", "ref", "blk")
 
 MEASURES: dict[str, Callable[[Metrics], float | None]] = {

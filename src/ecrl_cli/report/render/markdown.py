@@ -10,6 +10,7 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.report.formats import plural, printable, short
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.study_record import StudyResult
+from ecrl_cli.report.tables.checkpointers import checkpointers_table
 from ecrl_cli.report.tables.comparisons import brief, tables
 from ecrl_cli.report.tables.records import CSV_FILES
 from ecrl_cli.report.tables.renderers import escaped, markdown_of, markdown_section, terminal_of
@@ -21,14 +22,14 @@ from ecrl_cli.report.text.summary import ReportSummary
 ALONE, AMONG_OTHERS, IN_MARKDOWN = 24, 8, 60  # rows of a study's table
 
 
-def terminal(comparison: Comparison, page: Path) -> str:
+def terminal(comparison: Comparison, page: Path, studies: Sequence[StudyResult] = ()) -> str:
     """The runs of every suite, the arms compared, excluded runs, failed gates, and the page's path."""
     lines: list[str] = []
     for suite in comparison.suites:
         scale = f"; scale {comparison.scale([suite])}" if any(run.counted for run in comparison.runs if run.suite == suite) else ""
         lines += [f"{printable(suite) or 'no suite'} (goodput in committed steps per second{scale})", *terminal_of(brief_runs(comparison, suite))]
         lines += [f"  gate failed: {gate.name}: {short(printable(gate.message))}" for gate in comparison.gates[suite] if not gate.passed] + [""]
-    for table in [*brief(comparison), recoveries_table(comparison)]:
+    for table in [*brief(comparison), recoveries_table(comparison), checkpointers_table(comparison, studies)]:
         lines += [table.title, *terminal_of(table), ""] if table else []
     lines += [f"not compared: {run.name}: {run.reason}" for run in comparison.left_out]
     lines += [f"not judged: {run.name}: {run.verdict.why}" for run in comparison.runs if run.verdict.why]
@@ -47,7 +48,7 @@ def terminal_study(study: StudyResult, most: int = ALONE) -> list[str]:
     return [printable(line) for line in [*lines, ""]]
 
 
-def markdown(comparison: Comparison, summary: ReportSummary, figures: Sequence[str]) -> str:
+def markdown(comparison: Comparison, summary: ReportSummary, figures: Sequence[str], studies: Sequence[StudyResult] = ()) -> str:
     """The runs' part of report.md."""
     lines = [f"# {escaped(summary.headline)}", "", *(f"- {escaped(sentence)}" for sentence in summary.sentences), ""]
     for suite in comparison.suites:
@@ -57,7 +58,7 @@ def markdown(comparison: Comparison, summary: ReportSummary, figures: Sequence[s
         lines += ["## Not compared", "", *(f"- {escaped(run.name)}: {escaped(run.reason)}" for run in comparison.left_out), ""]
     if not comparison.runs:
         return "\n".join(lines)
-    for table in [recoveries_table(comparison), *tables(comparison)]:
+    for table in [checkpointers_table(comparison, studies), recoveries_table(comparison), *tables(comparison)]:
         lines += markdown_section(table) if table else []
     lines += ["## Figures", "", *(f"![{name}](figures/{name}.png)" for name in figures), ""]
     lines += ["Goodput is committed steps per second of wall time, from the supervisor's launch to the target."]

@@ -29,6 +29,7 @@ from ecrl_cli.report.model.sweep_diff import SweepDiff
 from ecrl_cli.report.model.timeline_view import recorded_at, ticks
 from ecrl_cli.report.render.sweep_diff import against_sentences, against_tables
 from ecrl_cli.report.tables import runs
+from ecrl_cli.report.tables.checkpointers import checkpointers_table
 from ecrl_cli.report.tables.comparisons import SHORT, compared_table, noise_table, overlap_table, wins_table
 from ecrl_cli.report.tables.renderers import MOST_ROWS, cut_note, page_rows
 from ecrl_cli.report.tables.runs import measures_table, restarts_table
@@ -88,6 +89,7 @@ def render(comparison: Comparison, studies: Sequence[StudyResult], summary: Repo
         .get_template("page.html.j2")
         .render(
             **_of_runs(comparison, drawn),
+            checkpointers=checkpointers_table(comparison, studies),
             said=summary,
             studies=studies,
             drawn={ident: _in_page(pictures) for ident, pictures in drawn.studies.items()},

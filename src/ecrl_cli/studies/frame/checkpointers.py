@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.config.checkpointers import DCP, TORCH_CHECKPOINTING, TORCH_SAVE, TORCHSNAPSHOT
+from ecrl_cli.config.checkpointers import DCP, TORCH_CHECKPOINTING, TORCH_SAVE, TORCH_SAVE_DURABLE, TORCHSNAPSHOT
 
 State = dict[str, Any]  # torch.Tensor by name
 
 SAFETENSORS = "safetensors"
-_KINDS = {kind.name: kind for kind in (TORCH_SAVE, DCP, TORCH_CHECKPOINTING, TORCHSNAPSHOT)}
+_KINDS = {kind.name: kind for kind in (TORCH_SAVE, TORCH_SAVE_DURABLE, DCP, TORCH_CHECKPOINTING, TORCHSNAPSHOT)}
 NAMES = (TORCH_SAVE.name, SAFETENSORS, DCP.name, TORCH_CHECKPOINTING.name, TORCHSNAPSHOT.name)
 
 
@@ -35,7 +35,7 @@ def lacking(name: str) -> str:
 
 
 def checkpointer(name: str) -> Checkpointer:
-    """The checkpointer `name`, one of NAMES: in one process, without a process group."""
+    """The checkpointer `name`, one of NAMES or TORCH_SAVE_DURABLE's: in one process, without a process group."""
     if name == SAFETENSORS:
         from safetensors.torch import load_file, save_file
 
@@ -46,4 +46,4 @@ def checkpointer(name: str) -> Checkpointer:
         import torch
 
         return Checkpointer(".pt", torch.save, made.load)  # to its place at once: a rename is what the power-loss study adds
-    return Checkpointer("", made.save, made.load)
+    return Checkpointer(Path(kind.state).suffix, made.save, made.load)

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 
 from ecrl_cli.checkpoint.format.names import CRASH_POINTS
-from ecrl_cli.config.checkpointers import TORCH_CHECKPOINTING, TORCHSNAPSHOT
+from ecrl_cli.config.checkpointers import DCP, TORCH_CHECKPOINTING, TORCH_SAVE_DURABLE, TORCHSNAPSHOT
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import EcrlError, shown
 from ecrl_cli.linux.clock import monotonic
@@ -24,7 +24,7 @@ from ecrl_cli.studies.frame.child import forked
 from ecrl_cli.studies.frame.store_fixture import Payload
 from ecrl_cli.studies.power_loss.subject_store import Mark, Recovered, StoreSubject, Subject
 
-TORCH_SUBJECTS = ("torch.save", "torch.save-durable", "dcp", TORCH_CHECKPOINTING.name, TORCHSNAPSHOT.name)
+TORCH_SUBJECTS = ("torch.save", "torch.save-durable", TORCH_SAVE_DURABLE.subject, DCP.subject, TORCH_CHECKPOINTING.subject, TORCHSNAPSHOT.subject)
 PHASES = ("saving", "acknowledged", *dict.fromkeys(point.partition(":")[0] for point in CRASH_POINTS))
 OUTCOMES = ("new", "lost_ack", "lost_all", "empty_ok", "detected", "silent_wrong", "untyped", "hung")
 LOST = ("lost_ack", "lost_all")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ecrl_cli.config.checkpointers import DCP, TORCH_SAVE, TORCH_SAVE_DURABLE
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.studies.frame.checkpointers import Checkpointer, checkpointer
@@ -56,7 +57,7 @@ class TorchSubject:
 
 def subject(name: str, folder: Path, payload: Payload) -> TorchSubject:
     """The subject `name`, one of `real_process.TORCH_SUBJECTS`."""
-    known = {"torch.save-durable": "torch.save", "dcp": "torch.distributed.checkpoint"}
+    known = {"torch.save-durable": TORCH_SAVE.name, TORCH_SAVE_DURABLE.subject: TORCH_SAVE_DURABLE.name, DCP.subject: DCP.name}
     return TorchSubject(folder, payload, checkpointer(known.get(name, name)), durable=name == "torch.save-durable")
 
 
