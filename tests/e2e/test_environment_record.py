@@ -50,6 +50,7 @@ def test_no_file_of_a_run_holds_a_secret_of_the_environment(tmp_path: Path, monk
     """Of the supervisor or of its ranks, one of which dies with a traceback; nor do verdict and report."""
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
+    environment._machine.cache_clear()  # of the time before
     launchers = SharedLaunchers(SECRETS)
     try:
         ecrl_in_process(tmp_path, "train", *tiny("failure=raise", "failure.steps=[9]", "reference=auto"), "run_dir=run", launchers=launchers)
