@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -255,6 +256,25 @@ def test_a_suite_with_a_sweep_of_its_own_runs_alone(user_conf: Path) -> None:
 def test_a_suite_with_a_sweep_of_its_own_is_not_swept_over(user_conf: Path) -> None:
     with pytest.raises(ConfigError, match="its grid would be lost"):
         compose_grid(parse(["--config-dir", str(user_conf), "-m", "+suite=own_sweep,mine"]))
+
+
+HYDRA_PAGE = (Path(__file__).parents[2] / "docs" / "hydra.md").read_text(encoding="utf-8")
+OFF = re.findall(r"^\| `([^`]+)` \| [^|]{3,} \| [^|]{3,} \|$", HYDRA_PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("typed", OFF)
+def test_what_of_hydra_is_off_is_refused_in_one_line(
+    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *shlex.split(typed)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("ecrl: error: E-config ") and said.count("\n") == 1 and "; " in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_page_of_what_is_off_has_every_row_whole() -> None:
+    assert len(OFF) == HYDRA_PAGE.count("\n| ") - 2 >= 20  # header and line below it
 
 
 @pytest.mark.parametrize(
