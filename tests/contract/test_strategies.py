@@ -16,7 +16,7 @@ from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.strategies.foreign_restore import restore_foreign
 from ecrl_cli.checkpoint.strategies.strategy import Strategy, StrategyInputs, make_strategy
-from ecrl_cli.config.schema import CheckpointConfig, ElasticConfig, RunConfig, SupervisionConfig
+from ecrl_cli.config.schema import CAPTURES, CheckpointConfig, ElasticConfig, RunConfig, SupervisionConfig
 from ecrl_cli.config.strategies import STRATEGIES, StrategyKind
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.journal import Journal
@@ -33,9 +33,20 @@ IN_STEP, BESIDE = {"write", "hash", "commit", "settle"}, {"backpressure", "enque
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # here it is; async_save says so in its thread
 
 
-@pytest.fixture(params=STRATEGIES.names())
-def kind(request: pytest.FixtureRequest) -> StrategyKind:
-    found = STRATEGIES.of(request.param)
+def captures() -> list[tuple[str, str]]:
+    """Every strategy with each way to capture that it has."""
+    return [(name, capture) for name in STRATEGIES.names() for capture in CAPTURES if capture == "copy" or STRATEGIES.of(name).defers]
+
+
+@pytest.fixture(params=captures(), ids="-".join)
+def chosen(request: pytest.FixtureRequest) -> CheckpointConfig:
+    strategy, capture = request.param
+    return CheckpointConfig(strategy=strategy, capture=capture)
+
+
+@pytest.fixture
+def kind(chosen: CheckpointConfig) -> StrategyKind:
+    found = STRATEGIES.of(chosen.strategy)
     if found.checkpointer and (reason := found.checkpointer.lacking()):
         pytest.skip(reason)
     return found
@@ -52,8 +63,8 @@ class Rank:
 
 
 @pytest.fixture
-def rank(kind: StrategyKind, tmp_path: Path) -> Iterator[Rank]:
-    config = RunConfig(checkpoint=CheckpointConfig(strategy=kind.name))
+def rank(kind: StrategyKind, chosen: CheckpointConfig, tmp_path: Path) -> Iterator[Rank]:
+    config = RunConfig(checkpoint=chosen)
     layout, run = RunLayout(tmp_path), Run()
     write_run_config(layout, config)
     run.train(1)
@@ -72,31 +83,37 @@ def test_it_is_said_in_one_sentence_and_chosen_by_a_file(kind: StrategyKind) -> 
     check_description(STRATEGIES, kind.name, "checkpoint", "strategy")
 
 
-def test_what_cannot_be_combined_is_refused_in_one_line(kind: StrategyKind) -> None:
-    chosen = RunConfig(checkpoint=CheckpointConfig(strategy=kind.name))
-    assert refused(kind, chosen) == ""
-    resized = refused(kind, replace(chosen, elastic=ElasticConfig(schedule={10: 1})))
+def test_what_cannot_be_combined_is_refused_in_one_line(kind: StrategyKind, chosen: CheckpointConfig) -> None:
+    config = RunConfig(checkpoint=chosen)
+    assert refused(kind, config) == ""
+    resized = refused(kind, replace(config, elastic=ElasticConfig(schedule={10: 1})))
     assert ("elastic.schedule" in resized) == (not kind.saves or kind.checkpointer is not None)
-    spread = refused(kind, replace(chosen, supervision=SupervisionConfig(nodes=2)))
+    spread = refused(kind, replace(config, supervision=SupervisionConfig(nodes=2)))
     assert (f"{kind.name} keeps its snapshots on one machine" in spread) == (kind.snapshots > 0)
-    seldom = refused(kind, replace(chosen, checkpoint=replace(chosen.checkpoint, memory_every=5)))
+    seldom = refused(kind, replace(config, checkpoint=replace(chosen, memory_every=5)))
     assert ("keeps nothing in memory" in seldom) == (kind.saves and not kind.snapshots)
+    deferred = refused(kind, replace(config, checkpoint=replace(chosen, capture="deferred")))
+    assert ("nobody who would copy" in deferred) == (kind.saves and not kind.defers)
+    serialised = refused(kind, replace(config, checkpoint=replace(chosen, layout="single", format="torch")))
+    assert ("a .pt file is serialised" in serialised) == (chosen.capture == "deferred")
 
 
 def test_the_object_does_not_contradict_itself(kind: StrategyKind) -> None:
     assert kind.saves or not (kind.background or kind.snapshots), "what saves nothing needs no writer, and no snapshot goes on from nothing"
+    assert kind.needs_writer or not kind.defers, "what is deferred is copied by the writer"
     bound = kind.in_flight(CheckpointConfig(max_inflight=7))
     assert bound == (7 if kind.needs_writer else 1 if kind.saves else 0)
     assert kind.checkpointer is None or kind.background == kind.checkpointer.background
 
 
-def test_what_is_saved_is_restored_and_logged_as_the_object_says(kind: StrategyKind, rank: Rank) -> None:
+def test_what_is_saved_is_restored_and_logged_as_the_object_says(kind: StrategyKind, chosen: CheckpointConfig, rank: Rank) -> None:
     run, strategy = rank.run, rank.strategy
     strategy.prepare()
     for _ in range(3):
         run.train(1)
         strategy.save(run.progress())
     digests, step = run.train_state.digests(), run.global_step
+    run.train(1)
     strategy.flush()
     strategy.confirm(step)
     store = CheckpointStore(rank.layout.checkpoints, StoreConfig(integrity=IntegrityConfig(checkpointer=kind.checkpointer)))
@@ -110,7 +127,8 @@ def test_what_is_saved_is_restored_and_logged_as_the_object_says(kind: StrategyK
     logged = lines(rank.layout.root)
     assert sum(line.event == "committed" for line in logged) == 3
     assert max(line.inflight for line in logged) <= kind.in_flight(CheckpointConfig())
-    parts = {name for line in logged for name in line.stall_parts}
+    assert [bool(line.deferred_bytes) for line in logged if line.event == "submitted"] == [chosen.capture == "deferred"] * 3
+    parts = {name for line in logged if line.event == "released" for name in line.stall_parts}
     own = IN_STEP - ({"hash", "commit"} if kind.checkpointer else set())  # what another one does in its call is one part: write
     assert parts >= (own if kind.writes_in_step else BESIDE) and not parts & (BESIDE if kind.writes_in_step else IN_STEP)
 
@@ -151,14 +169,15 @@ def shared_memory() -> int:
     return sum("/memfd:ecrl-" in str(link) for link in links)
 
 
-def test_a_strategy_that_is_closed_holds_no_memory(kind: StrategyKind, rank: Rank) -> None:
+def test_a_strategy_that_is_closed_holds_no_memory(kind: StrategyKind, chosen: CheckpointConfig, rank: Rank) -> None:
+    """Deferred: but for the piece in which the tensors lie from then on."""
     before = shared_memory()
     rank.strategy.prepare()
     rank.strategy.save(rank.run.progress())
     rank.strategy.flush()
     assert (shared_memory() > before) == (kind.saves and not kind.checkpointer)
     rank.strategy.close()
-    assert shared_memory() == before
+    assert shared_memory() == before + (chosen.capture == "deferred")
 
 
 def test_a_snapshot_is_kept_where_the_object_says_so(kind: StrategyKind, rank: Rank) -> None:
@@ -172,8 +191,8 @@ def test_a_snapshot_is_kept_where_the_object_says_so(kind: StrategyKind, rank: R
         rank.snapshots.close()
 
 
-def test_without_a_writer_only_what_needs_one_fails_on_record(kind: StrategyKind, tmp_path: Path) -> None:
-    config = RunConfig(checkpoint=CheckpointConfig(strategy=kind.name))
+def test_without_a_writer_only_what_needs_one_fails_on_record(kind: StrategyKind, chosen: CheckpointConfig, tmp_path: Path) -> None:
+    config = RunConfig(checkpoint=chosen)
     layout, run = RunLayout(tmp_path), Run()
     clock = SpanClock(Journal(layout.attempt(0).spans(0)), 0, monotonic(), "compute")
     strategy = make_strategy(StrategyInputs(config, run.train_state, layout, 0, clock, snapshots=SnapshotPair.create()))
@@ -184,6 +203,8 @@ def test_without_a_writer_only_what_needs_one_fails_on_record(kind: StrategyKind
     strategy.close()
     ended = [line.event for line in lines(tmp_path) if line.event in ("committed", "failed")] if kind.saves else []
     assert ended == (["failed"] if kind.needs_writer else ["committed"] if kind.saves else [])
+    told = {line.event: line for line in lines(tmp_path)} if kind.needs_writer else {}
+    assert not told or told["released"].stall_parts.get("backpressure", 0.0) == told["submitted"].backpressure_s, "lines of one save disagree"
 
 
 def test_a_package_registers_nothing_else_under_the_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,16 @@ def test_snapshots_that_are_kept_must_fit_beside_the_slots(monkeypatch: pytest.M
         machine.check_machine(config)
 
 
+def test_a_state_that_is_shared_with_the_writer_must_fit_beside_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = CheckpointConfig(strategy="overlapped", max_inflight=4, capture="deferred")
+    config = replace(RunConfig(), model=ModelConfig(name="resnet18", width=64), checkpoint=checkpoint)
+    monkeypatch.setattr(machine, "available_memory", lambda: 5 * snapshot_bytes(config))
+    machine.check_machine(config)
+    monkeypatch.setattr(machine, "available_memory", lambda: 5 * snapshot_bytes(config) - 1)
+    with pytest.raises(ConfigError, match=r"5 x 89\.6 MB \(one of them the state that is shared with the writer\) would need"):
+        machine.check_machine(config)
+
+
 @pytest.mark.parametrize(("strategy", "refused"), [("overlapped", True), ("blocking", False)])
 def test_slots_must_fit_into_memory(strategy: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(RunConfig(), model=ModelConfig(name="resnet18", width=64), checkpoint=CheckpointConfig(strategy=strategy, max_inflight=4))

@@ -71,6 +71,12 @@ def test_a_plan_of_failures_holds_every_kind_and_moment_and_can_strike(tmp_path:
     assert [trial.facts for trial in failures_of(tmp_path, trials=150, planted=False).plan()] == [trial.facts for trial in trials]
 
 
+def test_the_same_plan_is_run_with_another_capture_where_it_can_be_deferred(tmp_path: Path) -> None:
+    plans = [failures_of(tmp_path, trials=20, planted=False, capture=capture).plan() for capture in ("copy", "deferred")]
+    assert [{**trial.facts, "capture": ""} for trial in plans[0]] == [{**trial.facts, "capture": ""} for trial in plans[1]]
+    assert {(trial.facts["strategy"], trial.facts["capture"]) for trial in plans[1]} == {("blocking", "copy"), ("overlapped", "deferred")}
+
+
 def test_no_two_failed_saves_leave_a_run_without_its_last_one() -> None:
     drawn = [generate(random.Random(number), ("blocking", "overlapped"), ("eio", "enospc"))[1] for number in range(60)]
     late = [[step for step in (parse(entry).step for entry in entries) if step > TARGET // EVERY * EVERY - EVERY] for entries in drawn]

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from ecrl_cli.config.schema import SupervisionConfig
 from ecrl_cli.errors import Fenced
+from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Hello, Progress, RankError
+from ecrl_cli.records.messages import AttemptSpec, Hello, Progress, RankError
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.launch.launcher import RankExit, RankExits
 from ecrl_cli.supervision.watch.attempt_monitor import AttemptMonitor, AttemptResult
 from ecrl_cli.supervision.watch.control_server import ControlServer
+from ecrl_cli.supervision.watch.watchdog import WatchdogContext
 from ecrl_cli.training.control_client import Control
 
 
@@ -121,3 +124,16 @@ def test_without_a_supervisor_a_rank_does_not_train(layout: RunLayout) -> None:
     with pytest.raises(Fenced) as refused:
         Control(layout, Hello(0, 1, 0, 0.0))
     assert refused.value.exit_code == 9
+
+
+def test_what_a_rank_notes_is_one_line_for_the_user(layout: RunLayout, listener: ControlServer) -> None:
+    """And no word of it can steer the terminal."""
+    lines, board = list[str](), HeartbeatTable.create(1)
+    context = WatchdogContext(board, SupervisionConfig(), AttemptSpec(0, 1, 0, None, 0, ()), layout.attempt(0), tell=lines.append)
+    control = said(layout, 0)
+    control.notice(0, "copied: \x1b[2J")
+    with StopSignals() as stop:
+        AttemptMonitor(Scripted(looks=2), 0, listener, stop, context=context).run(lambda progress: None)
+    control.close()
+    board.close()
+    assert len(lines) == 1 and lines[0].startswith("copied: ") and "\x1b" not in lines[0]

@@ -28,6 +28,7 @@ NOT_REFERENCE = (
 
 # Keys added by a version, with the earlier behaviour: with that value, a configuration has the id that earlier versions recorded.
 BEFORE = {"ddp": {"find_unused_parameters": True}, "task": {"name": "classification"}}
+BEFORE_IN = {"checkpoint": {"capture": "copy"}}  # likewise, of a group that there was
 BEFORE_DIGEST = "sha256"  # checkpoint.digest of the versions that had no such key
 
 
@@ -58,6 +59,8 @@ def _as_before(recorded: dict[str, Any]) -> dict[str, Any]:
     """`recorded` in the form of earlier versions: without later keys that have the earlier behaviour; switches as booleans."""
     switches = {"true": True, "false": False}
     kept = {key: value for key, value in recorded.items() if key not in BEFORE or value != BEFORE[key]}
+    for group in BEFORE_IN.keys() & kept.keys():
+        kept[group] = {key: value for key, value in kept[group].items() if BEFORE_IN[group].get(key) != value}
     return kept | {key: switches.get(str(kept[key]), kept[key]) for key in ("state_digests",) if key in kept}
 
 

@@ -111,9 +111,10 @@ def _check_port(port: int) -> None:
 
 
 def _check_memory(config: RunConfig) -> None:
-    kept = strategy_of(config).snapshots
-    flights, size, free = strategy_of(config).in_flight(config.checkpoint) + kept, snapshot_bytes(config), available_memory()
+    kept, shared = strategy_of(config).snapshots, int(config.checkpoint.capture == "deferred")
+    flights, size, free = strategy_of(config).in_flight(config.checkpoint) + kept + shared, snapshot_bytes(config), available_memory()
     if flights * size > free:
         also = f" ({kept} of them kept for recovery)" if kept else ""
+        also += " (one of them the state that is shared with the writer)" if shared else ""
         fact = f"{flights} x {human_bytes(size)}{also} would need {human_bytes(flights * size)} of memory, {human_bytes(free)} free"
         raise ConfigError("checkpoint.max_inflight", fact, "lower it")

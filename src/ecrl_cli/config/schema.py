@@ -21,6 +21,7 @@ WRITE_MODES = ("unsafe", "atomic_nodirsync", "atomic_dirsync")
 LAYOUTS = ("group", "single")
 FORMATS = ("safetensors", "torch")
 DIGESTS = ("blake3", "sha256")
+CAPTURES = ("copy", "deferred")
 DATASETS = ("digits", "cifar10", "cifar100", "imagefolder", "tinyimagenet", "nt3", "fake")
 MODELS = ("small_cnn", "resnet18", "resnet50", "resnet152", "vit", "nt3")
 OPTIMIZERS = ("sgd", "adamw")
@@ -115,6 +116,8 @@ class CheckpointConfig:
     """`every`: steps between checkpoints. `keep`: how many valid ones retention leaves (>= 2). `final`: also one at the target.
 
     `memory_every`: with in_memory, steps between the snapshots in memory, from which the next attempt resumes.
+    `capture`: copy (training waits for the copy of its state), or deferred (the background writer copies it while training goes on, which waits
+    only where the optimizer would change it; what cannot be deferred is copied, on record).
     `on_error`: after a failed save training continues, or stops with exit code 5, to be resumed once the cause is removed.
     `digest`: the hash of tensors and files in checkpoints and of the states that ranks log; sha256 is slower, and approved where FIPS 140 rules.
     `finite`: which tensors of a checkpoint must be finite, or it is rejected: all (parameters, buffers, optimizer state), model
@@ -126,6 +129,7 @@ class CheckpointConfig:
     every: int = at_least(50, 1)
     memory_every: int = at_least(1, 1)
     max_inflight: int = at_least(4, 1)
+    capture: str = one_of("copy", CAPTURES)
     layout: str = one_of("group", LAYOUTS)
     format: str = one_of("safetensors", FORMATS)
     digest: str = one_of("blake3", DIGESTS)

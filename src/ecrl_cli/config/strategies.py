@@ -35,6 +35,7 @@ class StrategyKind:
     `snapshots`: how many snapshots are in shared memory that survives the ranks (every `checkpoint.memory_every` steps one is replaced): an attempt
     may resume from them, which verify accepts for no other strategy.
     `checkpointer`: who writes the files, in a format of its own; None: ECRL's store.
+    `defers`: whether it can leave the copying to the background writer (checkpoint.capture=deferred).
     """
 
     name: str
@@ -44,6 +45,7 @@ class StrategyKind:
     background: bool = False
     snapshots: int = 0
     checkpointer: CheckpointerKind | None = None
+    defers: bool = False
 
     @property
     def needs_writer(self) -> bool:
@@ -74,6 +76,13 @@ class StrategyKind:
             raise ConfigError("elastic.schedule", fact, "add checkpoint=blocking")
         if checkpoint.memory_every != 1 and self.saves and not self.snapshots:
             raise ConfigError("checkpoint.memory_every", f"checkpoint={self.name} keeps nothing in memory", "add checkpoint=in_memory")
+        if checkpoint.capture == "deferred" and self.saves:
+            if not self.defers:
+                fact = f"checkpoint={self.name} has nobody who would copy while training goes on"
+                raise ConfigError("checkpoint.capture", fact, "use checkpoint=overlapped or checkpoint.capture=copy")
+            if checkpoint.format == "torch":
+                fact = "a .pt file is serialised by the training process, which needs the copy"
+                raise ConfigError("checkpoint.capture", fact, "use checkpoint.format=safetensors or checkpoint.capture=copy")
         if self.checkpointer:
             _refuse_foreign(config, self.name, self.checkpointer)
 
@@ -117,6 +126,7 @@ OVERLAPPED = StrategyKind(
     description="barrier, capture, enqueue, barrier; a background process writes",
     implementation="ecrl_cli.checkpoint.strategies.overlapped:OverlappedStrategy",
     background=True,
+    defers=True,
 )
 IN_MEMORY = StrategyKind(
     name="in_memory",
@@ -124,6 +134,7 @@ IN_MEMORY = StrategyKind(
     implementation="ecrl_cli.checkpoint.strategies.in_memory:InMemoryStrategy",
     background=True,
     snapshots=2,  # one complete, one being written
+    defers=True,
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ecrl_cli.config.failure_kinds import BUILTIN
 from ecrl_cli.config.recoveries import RECOVERIES
 from ecrl_cli.config.registry import import_attribute
-from ecrl_cli.config.schema import LAYOUTS, WRITE_MODES, at_least, positive
+from ecrl_cli.config.schema import CAPTURES, LAYOUTS, WRITE_MODES, at_least, one_of, positive
 from ecrl_cli.errors import ConfigError, shown
 
 MOST = 100_000  # of any count: the plan is made before the first trial
@@ -207,12 +207,14 @@ class StoreSoak:
 
 @dataclass(frozen=True)
 class Failures:
-    """`trials` real training runs (recorded: 500), each under two failures drawn from `kinds`."""
+    """`trials` real training runs (recorded: 500), each under two failures drawn from `kinds`. `capture`: checkpoint.capture of the strategies that
+    can defer."""
 
     name: str = "failures"
     trials: int = count(120, 1)
     kinds: tuple[str, ...] = some_of(STRUCK)
     strategies: tuple[str, ...] = some_of(WRITING)
+    capture: str = one_of("copy", CAPTURES)
     planted: bool = True
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.history.load import AttemptRecords, RunRecords
-from ecrl_cli.records.events import CHECKPOINT_ENDS, STALL_PARTS, CheckpointLine
+from ecrl_cli.records.events import CHECKPOINT_ENDS, COPY_WAIT, STALL_PARTS, CheckpointLine
 
 TIMES = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s", "stall_s")
 
@@ -53,7 +53,9 @@ class CheckpointAccount:
         stalled = [c for c in self.checkpoints if c.seconds["stall_s"]]
         if not stalled or not all(c.stall_parts for c in stalled):
             return {}
-        return {f"stalled_{part}_s": math.fsum(c.stall_parts.get(part, 0.0) for c in stalled) for part in STALL_PARTS}
+        waited = any(COPY_WAIT in c.stall_parts for c in stalled)  # a part that runs have only with checkpoint.capture=deferred
+        parts = [part for part in STALL_PARTS if waited or part != COPY_WAIT]
+        return {f"stalled_{part}_s": math.fsum(c.stall_parts.get(part, 0.0) for c in stalled) for part in parts}
 
 
 def account(records: RunRecords) -> CheckpointAccount:
@@ -69,15 +71,18 @@ def account(records: RunRecords) -> CheckpointAccount:
 
 
 def _checkpoint(lines: list[CheckpointLine]) -> Checkpoint:
-    """Merge the lines of one checkpoint; values repeated on several lines count once."""
+    """Merge the lines of one checkpoint; values repeated on several lines count once. A stall may be in two pieces: at the checkpoint, and where the
+    next update waited for a deferred copy."""
+    stalls = {line.event: line for line in lines if line.event in ("released", "waited")}.values()
+    seconds = {time: max(float(getattr(line, time)) for line in lines) for time in TIMES}
     return Checkpoint(
         attempt=lines[0].attempt,
         global_step=lines[0].global_step,
         end=next((line.event for line in lines if line.event in CHECKPOINT_ENDS), ""),
         bytes=_largest(line.bytes for line in lines),
         inflight=_largest(line.inflight for line in lines),
-        seconds={time: max(float(getattr(line, time)) for line in lines) for time in TIMES},
-        stall_parts=next((line.stall_parts for line in lines if line.event == "released"), {}),
+        seconds=seconds | {"stall_s": math.fsum(line.stall_s for line in stalls)},
+        stall_parts={name: part for line in stalls for name, part in line.stall_parts.items()},
     )
 
 

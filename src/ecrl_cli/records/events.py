@@ -35,7 +35,8 @@ CATEGORIES = (
 CHECKPOINT_ENDS = ("committed", "failed", "lost")
 
 # The parts of a stall, and the category of rank 0's spans that holds each: write (the files), hash (waiting for their hashes), commit (everything
-# else up to the acknowledgement), settle (the journal, the pointers, retention), barrier (waiting for the other ranks).
+# else up to the acknowledgement), settle (the journal, the pointers, retention), barrier (waiting for the other ranks), copy_wait (with
+# checkpoint.capture=deferred: waiting, right before the next update, until the writer has copied the state).
 STALL_PARTS = {
     "snapshot": "snapshot",
     "serialize": "serialize",
@@ -46,7 +47,9 @@ STALL_PARTS = {
     "commit": "write_wait",
     "settle": "write_wait",
     "barrier": "sync",
+    "copy_wait": "write_wait",
 }
+COPY_WAIT = "copy_wait"
 
 # Reasons that recovery writes and verify reads. GONE: of a rejection, an acknowledged checkpoint is missing. FOUND: of an acknowledgement made after
 # the save was recorded as failed (its name was not known to be durable, but it is there).
@@ -57,7 +60,7 @@ LOADER = "loader"  # the layer of a rejection: the checkpointer that wrote the f
 OUTCOMES = ("running", "completed", "died", "stopped", "resized", "hung", SURVIVED)
 TERMINAL_STATUSES = ("running", "completed", "stopped", "gave_up", "refused")
 MEMORIES = ("", SURVIVORS, SNAPSHOT)
-CHECKPOINT_EVENTS = ("submitted", "received", "released", *CHECKPOINT_ENDS, "retired", "pointer_failed")
+CHECKPOINT_EVENTS = ("submitted", "received", "released", "waited", *CHECKPOINT_ENDS, "retired", "pointer_failed")
 
 # Categories that no rank records: derived from the supervisor's record, or from which steps are replayed.
 DERIVED = ("launch", "detect", "replay")
@@ -105,6 +108,8 @@ class CheckpointLine:
 
     submitted: the training thread hands it over (`bytes`, `snapshot_s`, `serialize_s`, `backpressure_s`, `inflight` including this one);
     received: the writer has all of it; released: the training thread continues (`enqueue_s`, `stall_s`, and `stall_parts`, which add up to it).
+    With checkpoint.capture=deferred `submitted` says how many bytes the writer copies while training goes on (`deferred_bytes`), or why none
+    (`reason`); waited: the training thread stood before the next update until they were copied (`stall_s`, `stall_parts`), more of the same stall.
     Then exactly one of committed (durable as the write mode promises: `write_s`, `hash_s`, `commit_s`, `commit_sha256`, `path`), failed
     (`reason`, `write_s`), lost (`reason`). Later possibly retired (removed by retention) and pointer_failed (latest.json or latest_ok could not
     be updated: `reason`).
@@ -129,6 +134,7 @@ class CheckpointLine:
     stall_s: float = 0.0
     stall_parts: dict[str, float] = field(default_factory=dict)
     bytes: int = 0
+    deferred_bytes: int = 0
     inflight: int = 0
     path: str | None = None
     commit_sha256: str | None = None

@@ -49,6 +49,15 @@ class RankError:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """One line that the user should read; nothing follows from it."""
+
+    rank: int
+    text: str
+    kind: str = "notice"
+
+
+@dataclass(frozen=True)
 class LeftAttempt:
     """From a surviving rank: it left its attempt after `global_step` with its state in memory and waits for an Assignment on this connection.
 

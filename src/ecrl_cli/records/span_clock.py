@@ -31,6 +31,11 @@ class SpanClock:
             self._close(monotonic())
             self._global_step = step
 
+    @property
+    def category(self) -> str:
+        """That of the running span."""
+        return self._category
+
     def switch(self, category: str) -> float:
         """End the running span now and begin one of `category`; returns the instant."""
         now = monotonic()

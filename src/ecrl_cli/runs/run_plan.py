@@ -81,7 +81,7 @@ def plan_reference(config: RunConfig, run_dir: Path) -> RunPlan:
 def reference_of(config: RunConfig) -> RunConfig:
     """The same training without failures, under stock DDP, with restarts from step 0. Changes of the world size are kept."""
     checkpoint = replace(config.checkpoint, strategy="blocking", every=config.target_steps, keep=CheckpointConfig.keep, final=True)
-    plain = CheckpointConfig()
+    checkpoint, plain = replace(checkpoint, capture=CheckpointConfig.capture), CheckpointConfig()
     checkpoint = replace(checkpoint, memory_every=plain.memory_every, layout=plain.layout, format=plain.format, on_error=plain.on_error)
     return replace(
         config,

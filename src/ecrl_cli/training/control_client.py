@@ -23,7 +23,7 @@ from ecrl_cli.linux.unix_socket import connect
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, Progress, RankError, SpareReady
+from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, Notice, Progress, RankError, SpareReady
 
 _FD = struct.Struct("i")
 _FDS = 1 + FILES  # heartbeat table, snapshots
@@ -69,6 +69,10 @@ class Control:
         """Report why this rank is about to exit; returns once the message is sent."""
         self._send(trouble)
 
+    def notice(self, rank: int, text: str) -> None:
+        """Have the supervisor print one line for the user."""
+        self._send(Notice(rank, text))
+
     def leave(self, left: LeftAttempt) -> Assignment | None:
         """Report that this rank survived its attempt; returns its next assignment, None if there is none."""
         self._send(left)
@@ -96,7 +100,7 @@ class Control:
             self.heartbeats.close()
             self.heartbeats = None
 
-    def _send(self, message: Hello | SpareReady | LeftAttempt | RankError) -> None:
+    def _send(self, message: Hello | SpareReady | LeftAttempt | RankError | Notice) -> None:
         try:
             self._socket.sendall(line_of(message))
         except OSError as error:
@@ -117,6 +121,9 @@ class NullControl(Control):
 
     def trouble(self, trouble: RankError) -> None:
         sys.stderr.write(f"rank {trouble.rank}: {visible(trouble.text)}\n")
+
+    def notice(self, rank: int, text: str) -> None:
+        sys.stderr.write(f"rank {rank}: {visible(text)}\n")
 
     def close(self) -> None:
         """Nothing was opened."""

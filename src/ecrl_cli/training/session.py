@@ -169,8 +169,9 @@ class Session:
         )
 
     def strategy(self, train_state: TrainState) -> Strategy:
-        inputs = StrategyInputs(self.config, train_state, self.layout, self.order.attempt, self.clock, self.store_under, self.control.snapshots)
-        return make_strategy(inputs)
+        told = (self.heartbeat.again, lambda text: self.control.notice(self.rank, text))
+        given = (self.config, train_state, self.layout, self.order.attempt, self.clock, self.store_under, self.control.snapshots)
+        return make_strategy(StrategyInputs(*given, *told))
 
     def store_under(self, root: Path, config: StoreConfig) -> CheckpointStore:
         """The store that this rank writes through; each file-system call writes a heartbeat."""

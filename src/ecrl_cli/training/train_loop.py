@@ -56,6 +56,7 @@ class TrainLoop:
     loss: float  # the last step's
     until: int | None = None
     digests: DigestSchedule | None = None  # None: no digests of the state are logged
+    state_digest: str = ""  # that of the last step, if one was logged behind it
     checkpoint_owed: bool = False  # whether the step that this attempt continues from is in memory only, so that a checkpoint due at it is missing
 
     @property
@@ -146,6 +147,7 @@ class TrainLoop:
         now = monotonic()
         due = self.digests is not None and self.digests.due(self.global_step)
         digests = self.train_state.rank_digests(self.progress()) if due else None
+        self.state_digest = digests.state if digests else ""
         digest_s, settings = monotonic() - now, self.train_state.step_settings()
         line = RankLine(
             global_step=self.global_step,
@@ -182,4 +184,5 @@ class TrainLoop:
     def progress(self) -> TrainPosition:
         """The run's position: the window that the next step consumes."""
         loss = self.loss if math.isfinite(self.loss) else None
-        return TrainPosition(self.global_step, self.sampler.epoch, self.sampler.cursor_step, self.config.seed, self.line_chain, loss)
+        cursor = self.sampler
+        return TrainPosition(self.global_step, cursor.epoch, cursor.cursor_step, self.config.seed, self.line_chain, loss, self.state_digest)

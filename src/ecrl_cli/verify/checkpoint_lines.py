@@ -12,12 +12,13 @@ from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 _DURATIONS = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s", "stall_s")
-_COUNTS = ("bytes", "inflight")
+_COUNTS = ("bytes", "inflight", "deferred_bytes")
 # The fields of each event's line; metrics.json adds up the fields of all lines of a checkpoint.
 _SAYS: dict[str, tuple[str, ...]] = {
-    "submitted": ("snapshot_s", "serialize_s", "backpressure_s", "bytes", "inflight"),
+    "submitted": ("snapshot_s", "serialize_s", "backpressure_s", "bytes", "inflight", "deferred_bytes", "reason"),
     "received": (),
     "released": ("enqueue_s", "stall_s", "stall_parts"),
+    "waited": ("stall_s", "stall_parts"),
     "committed": ("write_s", "hash_s", "commit_s", "bytes", "path", "commit_sha256", "reason"),
     "failed": ("write_s", "bytes", "reason"),
     "lost": ("bytes", "reason"),
@@ -58,6 +59,8 @@ def _check_journal(case: Case, attempt: int, lines: tuple[CheckpointLine, ...], 
         before = earlier.setdefault(line.global_step, {})
         for text in _out_of_order(line, before):
             notes.broken(f"{who} {text}")
+        for text in _undeferred(case, line, before):
+            notes.broken(f"{who} {text}")
         if line.event == "submitted":
             _check_in_flight(case, line, len(in_flight) + 1, early, notes)
         elif line.event == "received":
@@ -81,6 +84,25 @@ def _check_fields(attempt: int, lines: tuple[CheckpointLine, ...], notes: Findin
             notes.broken(f"{who} has {line.bytes} bytes, {due} were submitted")  # 0: size not known when it was recorded
 
 
+def _undeferred(case: Case, line: CheckpointLine, before: dict[str, CheckpointLine]) -> list[str]:
+    """What contradicts checkpoint.capture: bytes left to the writer that could not be, none without a reason, a wait for a copy that nobody made."""
+    config = case.run.stored.config
+    wanted = config.checkpoint.capture == "deferred" and strategy_of(config).defers
+    if line.event == "waited":
+        submitted = before.get("submitted")
+        return [] if submitted and submitted.deferred_bytes else ["waited for the copy of what was not left to the writer"]
+    if line.event != "submitted":
+        return []
+    if not wanted:
+        names = [name for name in ("deferred_bytes", "reason") if getattr(line, name)]
+        return [f"has {names[0]} {shown(getattr(line, names[0]))}, captures are copies"] if names else []
+    if line.deferred_bytes > line.bytes:
+        return [f"left {line.deferred_bytes} of {line.bytes} bytes to the writer"]
+    if bool(line.deferred_bytes) == bool(line.reason):
+        return ["gives a reason for a copy, and left it to the writer" if line.reason else "was a copy, and does not say why"]
+    return []
+
+
 def _impossible(line: CheckpointLine) -> list[str]:
     """Values and names that are impossible in any line of this kind."""
     found = [f"has {name} {value!r}" for name in _DURATIONS if not (math.isfinite(value := getattr(line, name)) and value >= 0)]
@@ -101,11 +123,11 @@ def _out_of_order(line: CheckpointLine, before: dict[str, CheckpointLine]) -> li
         found.append("stands before it was submitted")
     if line.event == "received" and (ends := [end for end in CHECKPOINT_ENDS if end in before]):
         found.append(f"stands behind its end ({ends[0]})")
-    if line.event in ("received", "released") and line.event in before:
+    if line.event in ("received", "released", "waited") and line.event in before:
         found.append("stands there twice")
     handed_over = before.get("submitted")
     written = before.get("received", handed_over)
-    if handed_over and written and (line.event in ("received", "released") or (line.event == "committed" and line.reason is None)):
+    if handed_over and written and (line.event in ("received", "released", "waited") or (line.event == "committed" and line.reason is None)):
         since = written if line.event == "committed" else handed_over  # lines added by later reconciliation may be of another boot
         if line.at < since.at:
             found.append(f"is {since.at - line.at:.3f} s older than the line that must stand before it ({since.event})")

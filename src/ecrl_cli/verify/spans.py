@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import pairwise
 
 from ecrl_cli.errors import plural
-from ecrl_cli.records.events import RANK_CATEGORIES, Attempt, CheckpointLine, RankLine, Span
+from ecrl_cli.records.events import COPY_WAIT, RANK_CATEGORIES, STALL_PARTS, Attempt, CheckpointLine, RankLine, Span
 from ecrl_cli.verify.clocks import local_ranks
 from ecrl_cli.verify.rank_spans import ROUNDING_S, SpanAccount
 from ecrl_cli.verify.verdict import FindingBuilder
@@ -29,7 +31,8 @@ def check_spans(case: Case, notes: FindingBuilder) -> None:
                     notes.missing(f"attempt {a.attempt} left no spans of rank {rank}")
                 continue
             if _check_account(a, rank, account, notes):
-                _check_lines(f"attempt {a.attempt} rank {rank}", lines.events, account, notes)
+                waits = _waits(account, logs.checkpoints.events) if rank == 0 else set()
+                _check_lines(f"attempt {a.attempt} rank {rank}", lines.events, account, waits, notes)
         for key in sorted(key for key in case.spans.accounts if key[0] == a.attempt):
             if key[1] >= a.world_size:
                 notes.broken(f"attempt {a.attempt} rank {key[1]} left spans, the attempt had {plural(a.world_size, 'rank')}")
@@ -58,8 +61,9 @@ def _check_account(a: Attempt, rank: int, account: SpanAccount, notes: FindingBu
     return True
 
 
-def _check_lines(who: str, lines: tuple[RankLine, ...], account: SpanAccount, notes: FindingBuilder) -> None:
-    """A step is `compute` from its beginning to its line. Only the last line's span may be missing: it was open when the rank died."""
+def _check_lines(who: str, lines: tuple[RankLine, ...], account: SpanAccount, waits: set[float], notes: FindingBuilder) -> None:
+    """A step is `compute` from its beginning to its line, but for the waits for a deferred copy, which begin at `waits`. Only the last line's
+    span may be missing: it was open when the rank died."""
     for number, line in enumerate(lines):
         step = f"step {line.global_step} of {who}"
         if line.at > account.end + ROUNDING_S:
@@ -72,7 +76,8 @@ def _check_lines(who: str, lines: tuple[RankLine, ...], account: SpanAccount, no
             booked = f"{spans[-1].category} of step {spans[-1].global_step}" if spans else "nothing"
             notes.broken(f"{step} was logged at an instant that is booked as {booked}")
             return
-        other = next((span for span in account.between(line.at - line.seconds, line.at) if span.category != "compute"), None)
+        inside = [span for span in account.between(line.at - line.seconds, line.at) if span.category != "compute"]
+        other = next((span for span in inside if span.start not in waits), None)
         if other is not None:
             notes.broken(f"{step} took {line.seconds:.6f} s, and part of that is booked as {other.category}")
             return
@@ -80,6 +85,16 @@ def _check_lines(who: str, lines: tuple[RankLine, ...], account: SpanAccount, no
         if began is not None and line.at - line.seconds > began + ROUNDING_S:
             notes.broken(f"{step} took {line.seconds:.6f} s by its line, {line.at - began:.6f} s by its spans")
             return
+
+
+def _waits(account: SpanAccount, lines: Sequence[CheckpointLine]) -> set[float]:
+    """Where the spans begin that a line `waited` tells of: it is written right behind the span, before the next one ends."""
+    ends, found = [span.end for span in account.spans], set()
+    for line in (line for line in lines if line.event == "waited"):
+        span = account.spans[max(0, bisect_right(ends, line.at) - 1)]
+        if span.category == STALL_PARTS[COPY_WAIT] and abs(span.end - span.start - line.stall_s) <= ROUNDING_S:
+            found.add(span.start)
+    return found
 
 
 def _check_steps_together(case: Case, a: Attempt, notes: FindingBuilder) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import plural
 from ecrl_cli.history.load import AttemptRecords
-from ecrl_cli.records.events import CATEGORIES, CHECKPOINT_ENDS, STALL_PARTS, CheckpointLine, Span
+from ecrl_cli.records.events import CATEGORIES, CHECKPOINT_ENDS, COPY_WAIT, STALL_PARTS, CheckpointLine, Span
 from ecrl_cli.verify.clocks import check_clocks
 from ecrl_cli.verify.rank_spans import ROUNDING_S
 from ecrl_cli.verify.spans import check_spans
@@ -18,7 +18,7 @@ from ecrl_cli.verify.verification_input import Case
 
 PROMISE = "time-conserved"
 MAX_RESIDUAL = 0.02  # of the wall time
-_BESIDE = ("backpressure", "enqueue")  # only if a background writer takes the snapshot
+_BESIDE = ("backpressure", "enqueue", COPY_WAIT)  # only if a background writer takes the snapshot
 _INSIDE = ("write", "hash", "commit", "settle")  # only if the training thread writes
 
 
@@ -72,6 +72,11 @@ def _check_stalls(case: Case, notes: FindingBuilder) -> str:
                 _check_part_names(line, foreign, notes)
                 _check_beside(line, a, notes)
                 _check_stall_spans(line, a.spans.events, ends, notes)
+        for line in (line for line in a.checkpoints.events if line.event == "waited"):
+            if line.stall_parts.keys() != {COPY_WAIT}:
+                notes.broken(f"{_who(line)} has {sorted(line.stall_parts)[:3]} as what was waited for behind it, not {COPY_WAIT}")
+            elif _add_up(line, notes):
+                _check_stall_spans(line, a.spans.events, ends, notes)
     if split and unsplit:
         notes.broken(
             f"the stalls of {unsplit} of {plural(split + unsplit, 'checkpoint is', 'checkpoints are')} not split into parts, those of the others are"
@@ -103,7 +108,7 @@ def _add_up(line: CheckpointLine, notes: FindingBuilder) -> bool:
 
 
 def _check_part_names(line: CheckpointLine, foreign: tuple[str, ...], notes: FindingBuilder) -> None:
-    for name in foreign:
+    for name in (*foreign, COPY_WAIT):  # the latter is on a line of its own
         if line.stall_parts.get(name):
             notes.broken(f"{_who(line)} has {line.stall_parts[name]:.6f} s of {name}, which this strategy does not spend")
 

@@ -52,6 +52,10 @@ class Memory:
             os.close(fd)
             raise StorageError.of("allocate", f"a snapshot slot of {nbytes} bytes", error) from error
 
+    def disown(self) -> None:
+        """Close the descriptor and leave the memory mapped, until the last tensor that was made from `view` is gone."""
+        os.close(self.fd)
+
     def close(self) -> None:
         """Unmap, unless tensors still refer to it; the memory is freed with its last user."""
         os.close(self.fd)

@@ -89,12 +89,14 @@ class CheckpointMeta:
 
 @dataclass(frozen=True)
 class CheckpointImage:
-    """A finished, immutable capture. `documents`: the small JSON parts by file name."""
+    """A finished, immutable capture. `documents`: the small JSON parts by file name. `state_digest`: what rank 0 logged of this state, by which it
+    is checked before it is committed; empty if it logged nothing."""
 
     stamp: CheckpointMeta
     memory: memoryview
     parts: tuple[PartPlace, ...]
     documents: dict[str, bytes]
+    state_digest: str = ""
 
     @property
     def nbytes(self) -> int:

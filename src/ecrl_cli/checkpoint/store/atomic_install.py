@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical_json
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.hashing import ImageHasher
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.manifest import Commit, Manifest, PartEntry, make_commit
@@ -71,10 +71,13 @@ class CommitJob:
         return hasher.entries()
 
     def records(self, entries: dict[str, PartEntry]) -> tuple[bytes, bytes]:
-        """The bytes of MANIFEST and COMMIT for these parts."""
+        """The bytes of MANIFEST and COMMIT for these parts. StorageError if they hold another state than the rank logged."""
         self.hashed_at = monotonic()
         self.files_at = self.files_at or self.hashed_at
-        stamp = self.image.stamp
+        stamp, logged = self.image.stamp, self.image.state_digest
+        if logged and (held := logged_digest(entries)) != logged:
+            fact = f"step {stamp.global_step} would be saved as {held[:8]}, rank 0 logged {logged[:8]} behind it"
+            raise StorageError("capture", fact, "nothing was committed; if it comes back, use checkpoint.capture=copy")
         self.manifest = Manifest(FORMAT_VERSION, attempt=self.attempt, parts=entries, digest=self.digest, **encode(stamp))
         manifest = self.manifest.encoded()
         self.commit = make_commit(self.manifest, hashlib.sha256(manifest).hexdigest(), self.previous, self.key)
@@ -188,6 +191,12 @@ class SingleInstaller:
     def _is_still_mine(self, path: Path, ours: Callable[[], bool]) -> bool:
         """Whether a final name still refers to this save's file: another writer may have quarantined it and installed its own."""
         return ours() and (not self._inode or self.work.fs.stat(path).st_ino == self._inode)
+
+
+def logged_digest(entries: dict[str, PartEntry]) -> str:
+    """One digest of the parameters, buffers and optimizer in these parts, defined as in a rank's log line."""
+    tensors = [[name, tensor.digest] for part in entries.values() for name, tensor in part.tensors.items() if not name.startswith("rng.")]
+    return digest(sorted(tensors))
 
 
 def sidecar_of(path: Path) -> Path:

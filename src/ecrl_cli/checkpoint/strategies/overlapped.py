@@ -1,7 +1,8 @@
 """The overlapped strategy: barrier, capture, enqueue, barrier. A background process writes while the ranks compute.
 
-The training thread pays for gathering the RNG states, one memory copy and a small message. At most `max_inflight` checkpoints are in
-flight, one per staging buffer; the next one waits for a free buffer (backpressure).
+The training thread pays for gathering the RNG states, one memory copy and a small message; with checkpoint.capture=deferred (`deferral`) only for a
+copy of what changes in the next forward pass. At most `max_inflight` checkpoints are in flight, one per staging buffer; the next one waits for a free
+buffer (backpressure).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class OverlappedStrategy:
         self._context, self._max_inflight = context, max_inflight
         self._client: WriterClient | None = None
         self._planned: BufferLayout | None = None
+        self._deferral = context.deferral() if context.defers else None
 
     @classmethod
     def make(cls, inputs: StrategyInputs) -> Self:
@@ -68,6 +70,8 @@ class OverlappedStrategy:
             self._context.log.confirm(global_step, curable=self._client is None)
 
     def close(self) -> None:
+        if self._deferral is not None:
+            self._deferral.end()
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -78,16 +82,20 @@ class OverlappedStrategy:
         try:
             client = self._ready(gathered)
             number, slot = client.take()
-            parts, train = context.capture(slot, progress, gathered)
+            later = self._deferral.later(context.snapshotter.found, step) if self._deferral else {}
+            parts, train = context.capture(slot, progress, gathered, later)
             context.clock.switch("enqueue")
-            image = CheckpointImage(context.stamp(progress), slot.memory.view, parts, {TRAIN: train})
-            context.submitted(step, image.nbytes, client.in_flight + 1)
+            logged = progress.state_digest if later else ""
+            image = CheckpointImage(context.stamp(progress), slot.memory.view, parts, {TRAIN: train}, logged)
+            deferred_bytes, reason = sum(tensor.nbytes for tensor in later.values()), self._deferral.reason if self._deferral else ""
+            context.submitted(step, image.nbytes, client.in_flight + 1, deferred_bytes, reason)
         except WriterGone as gone:
-            context.submitted(step, 0, 1)
+            context.clock.switch("enqueue")  # what was spent so far is known to the line
+            context.submitted(step, 0, 1, reason=str(gone) if self._deferral else "")
             self._failed(step, gone)
             return
         try:
-            client.submit(number, image)
+            client.submit(number, image, self._deferral.changes if self._deferral and later else None)
         except WriterGone as gone:
             self._failed(step, gone)
 
@@ -124,6 +132,8 @@ class OverlappedStrategy:
         try:
             client = WriterClient(context.layout, lambda memory: self._slot(memory, layout))
             client.open(context.attempt, layout.nbytes, self._max_inflight, layout.plan.parts)
+            if self._deferral is not None:
+                self._deferral.begin(client, context.snapshotter.found)
         except WriterGone:
             if client is not None:
                 client.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +15,7 @@ from ecrl_cli.checkpoint.format.image import CheckpointMeta, PartPlace
 from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, SaveTimes
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.strategies.deferral import Deferral
 from ecrl_cli.config.identity import run_id
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.config.strategies import strategy_of
@@ -22,6 +24,15 @@ from ecrl_cli.records.events import STALL_PARTS
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.span_clock import SpanClock
+
+
+def _nothing() -> None:
+    """The beat of a rank that nobody watches."""
+
+
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
 
 MakeStore = Callable[[Path, StoreConfig], CheckpointStore]
 
@@ -57,7 +68,8 @@ class Strategy(Protocol):
 @dataclass(frozen=True)
 class StrategyInputs:
     """Inputs of a strategy for one rank in one attempt. `make_store`: makes the store that the rank itself writes to. `snapshots`: the supervisor's
-    memory files, if the strategy keeps snapshots."""
+    memory files, if the strategy keeps snapshots. `beat`: says that the rank is alive while it waits for the writer. `tell`: prints one line for the
+    user."""
 
     config: RunConfig
     train_state: TrainState
@@ -66,13 +78,17 @@ class StrategyInputs:
     clock: SpanClock
     make_store: MakeStore = CheckpointStore
     snapshots: SnapshotPair | None = None
+    beat: Callable[[], None] = _nothing
+    tell: Callable[[str], None] = _to_stderr
 
     def context(self) -> StrategyContext:
         """The strategy's context; opens the attempt's checkpoint log."""
         log = CheckpointLog(Journal(self.layout.attempt(self.attempt).checkpoints), self.layout, self.attempt)
         planner = CapturePlanner(self.train_state, suffix_of(self.config.checkpoint))
-        on_error = self.config.checkpoint.on_error
-        return StrategyContext(self.train_state, planner, self.layout, run_id(self.config), self.attempt, self.clock, log, on_error)
+        checkpoint, identity = self.config.checkpoint, run_id(self.config)
+        defers = checkpoint.capture == "deferred"
+        told = (checkpoint.on_error, defers, self.beat, self.tell)
+        return StrategyContext(self.train_state, planner, self.layout, identity, self.attempt, self.clock, log, *told)
 
     def store(self) -> CheckpointStore:
         """The run's store, for a strategy that writes in the rank itself."""
@@ -98,6 +114,13 @@ class StrategyContext:
     clock: SpanClock
     log: CheckpointLog
     on_error: str = "continue"
+    defers: bool = False
+    beat: Callable[[], None] = _nothing
+    tell: Callable[[str], None] = _to_stderr
+
+    def deferral(self) -> Deferral:
+        """For a strategy whose captures may be deferred (checkpoint.capture)."""
+        return Deferral(self.train_state.optimizer, self.clock, self.log, self.beat, self.tell)
 
     @property
     def writes(self) -> bool:
@@ -106,10 +129,13 @@ class StrategyContext:
     def stamp(self, progress: TrainPosition) -> CheckpointMeta:
         return CheckpointMeta(self.run_id, progress.global_step, progress.epoch, progress.cursor_step, progress.seed, self.train_state.world_size)
 
-    def capture(self, slot: StagingBuffer, progress: TrainPosition, gathered: RankStates) -> tuple[tuple[PartPlace, ...], bytes]:
-        """Copy the tensors that were just looked up into `slot`; returns the places of the files and the text of train.json."""
+    def capture(
+        self, slot: StagingBuffer, progress: TrainPosition, gathered: RankStates, later: Collection[str] = ()
+    ) -> tuple[tuple[PartPlace, ...], bytes]:
+        """Copy the tensors that were just looked up into `slot`, but for those named in `later`; returns the places of the files and the text of
+        train.json."""
         self.clock.switch("snapshot")
-        slot.capture(self.snapshotter.found)
+        slot.capture({name: tensor for name, tensor in self.snapshotter.found.items() if name not in later})
         train = self.train_state.train_document(progress, gathered.line_chain)
         serialized = 0
         if slot.layout.suffix == ".pt":
@@ -133,11 +159,11 @@ class StrategyContext:
         parts = {name: seconds for name, seconds in parts.items() if seconds}
         self.log.write("released", global_step, enqueue_s=parts.get("enqueue", 0.0), stall_s=stall_s, stall_parts=parts)
 
-    def submitted(self, global_step: int, nbytes: int, inflight: int) -> None:
-        """Log the checkpoint as submitted, before anything is handed over."""
+    def submitted(self, global_step: int, nbytes: int, inflight: int, deferred_bytes: int = 0, reason: str = "") -> None:
+        """Log the checkpoint as submitted, before anything is handed over. `deferred_bytes`: left to the writer to copy; `reason`: why none is."""
         spent = self.clock.duration
         seconds = {f"{name}_s": spent(name) for name in ("snapshot", "serialize", "backpressure")}
-        self.log.write("submitted", global_step, bytes=nbytes, inflight=inflight, **seconds)
+        self.log.write("submitted", global_step, bytes=nbytes, inflight=inflight, deferred_bytes=deferred_bytes, reason=reason or None, **seconds)
 
 
 def make_strategy(inputs: StrategyInputs) -> Strategy:

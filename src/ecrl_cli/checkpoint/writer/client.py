@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ecrl_cli.checkpoint.capture.live_state import LivePlace, encode_places
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.capture.staging_buffer import StagingBuffer
 from ecrl_cli.checkpoint.format.image import CheckpointImage, PartPlace, encode_parts
@@ -35,6 +36,7 @@ class WriterClient:
         self._slots: dict[int, StagingBuffer] = {}
         self._free: deque[int] = deque()
         self._in_flight = 0
+        self._uncopied = 0
         self._gone = False
         self._refused: EcrlError | None = None
         self._failure = ""
@@ -46,9 +48,18 @@ class WriterClient:
         """Request `slots` staging buffers of `nbytes` bytes each, and send the table of parts and tensors."""
         self._send({"kind": "open", "attempt": attempt, "nbytes": nbytes, "slots": slots, "parts": encode_parts(parts)})
 
+    def share(self, memory: Memory, places: Sequence[LivePlace]) -> None:
+        """Give the writer the memory in which the state lies."""
+        self._send({"kind": "share", "nbytes": memory.nbytes, "places": encode_places(places)}, memory.fd)
+
     @property
     def in_flight(self) -> int:
         return self._in_flight
+
+    @property
+    def uncopied(self) -> bool:
+        """Whether the writer may still be copying out of the shared state, which must not change until then."""
+        return self._uncopied > 0 and not self._gone
 
     @property
     def gone(self) -> bool:
@@ -67,13 +78,22 @@ class WriterClient:
             number = self._free.popleft()
             return number, self._slots[number]
 
-    def submit(self, number: int, image: CheckpointImage) -> None:
-        """Hand the staging buffer over to the writer, which owns it until it grants it again."""
+    def submit(self, number: int, image: CheckpointImage, changes: int | None = None) -> None:
+        """Hand the staging buffer over to the writer, which owns it until it grants it again. `changes`: the writer has to copy what is shared, as
+        of this count of changes."""
         with self._changed:
             self._in_flight += 1
+            self._uncopied += changes is not None
         parts = [[part.name, part.offset, part.nbytes] for part in image.parts]
         documents = {name: data.decode() for name, data in image.documents.items()}
-        self._send({"kind": "save", "slot": number, "stamp": encode(image.stamp), "parts": parts, "documents": documents})
+        message = {"kind": "save", "slot": number, "stamp": encode(image.stamp), "parts": parts, "documents": documents}
+        self._send(message | {"changes": changes, "state_digest": image.state_digest})
+
+    def wait_copied(self, beat: Callable[[], None], every_s: float) -> None:
+        """Return when the shared state may change: the writer has copied it, or has ended. `beat` is called every `every_s` seconds."""
+        with self._changed:
+            while not self._changed.wait_for(lambda: not self.uncopied, every_s):
+                beat()
 
     def wait_idle(self) -> None:
         """Return when every submitted save has ended. WriterGone if the writer has ended before."""
@@ -95,9 +115,9 @@ class WriterClient:
         if not ready():
             raise WriterGone("the background writer has ended")
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any], fd: int | None = None) -> None:
         try:
-            self._channel.send(message)
+            self._channel.send(message, fd)
         except OSError as error:
             raise WriterGone(f"the background writer has ended ({error.strerror})") from error
 
@@ -121,6 +141,10 @@ class WriterClient:
         kind = message["kind"]
         if kind == "grant":
             self._granted(message)
+        elif kind == "copied":
+            with self._changed:
+                self._uncopied -= 1
+                self._changed.notify_all()
         elif kind == "ended":
             with self._changed:
                 self._failure = message["failure"]

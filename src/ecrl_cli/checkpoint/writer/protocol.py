@@ -1,9 +1,12 @@
 """The protocol between rank 0 and the background writer: JSON lines over a Unix socket, memory by descriptor. Torch-free.
 
 rank 0 -> writer    open   {attempt, nbytes, slots, parts}: the table of parts and tensors, once per connection
-                    save   {slot, stamp, parts, documents}: staging buffer `slot` holds a finished image
+                    share  {nbytes, places}: the memory in which rank 0's state lies (its descriptor is attached), and where in it
+                    save   {slot, stamp, parts, documents, changes, state_digest}: staging buffer `slot` holds a finished image; with `changes`
+                           (a number) all but what is shared, which the writer copies, as long as the state has that count of changes
                     drain  {}: answer when everything received is done
 writer -> rank 0    grant  {slot, nbytes, memory}: the staging buffer is free; with `memory`, its descriptor is attached (the first time)
+                    copied {}: the oldest save with `changes` needs rank 0's state no more
                     ended  {global_step, failure}: a save is committed or failed; `failure`: the first of this connection, or empty
                     refused {code, key, fact, remedy}: why nothing can be saved
                     drained {}

@@ -1,7 +1,8 @@
 """The background writer, run by `supervision.launch.writer_main`. Torch-free, one per run, outlives attempts.
 
 It owns the staging buffers, takes finished images from rank 0, and does file I/O and hashing only. It finishes every image that it has
-received, even if the rank that sent it is dead. Threads: the main one reads the sockets, one saves, one per new connection provides memory.
+received, even if the rank that sent it is dead. Threads: the main one reads the sockets, one copies what rank 0 shares (which may be waiting
+for it), one saves, one per new connection provides memory; the last two leave the processor to the training.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from ecrl_cli.checkpoint.capture.live_state import LiveState, decode_places
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, PartPlace, decode_parts
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, save_and_record
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.writer.protocol import Channel
 from ecrl_cli.config.codec import decode
-from ecrl_cli.errors import EcrlError
+from ecrl_cli.errors import EcrlError, StorageError
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
@@ -38,6 +41,7 @@ class WriterConnection:
         self.attempt, self.nbytes, self.slots = -1, 0, 0
         self.parts: tuple[PartPlace, ...] = ()
         self.log: CheckpointLog | None = None
+        self.live: LiveState | None = None
         self.has: dict[int, Memory] = {}
         self.granted: set[int] = set()
         self._lock = threading.Lock()
@@ -59,6 +63,7 @@ class Writer:
         if board is not None:
             store.fs = HeartbeatFs(store.fs, lambda: board.write(board.writer, 0, "saving"))
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="copy")
         self._lock = threading.Lock()
         self._slots: dict[int, Memory] = {}
         self._busy: dict[int, Memory] = {}
@@ -86,6 +91,7 @@ class Writer:
                     self._read(key.data)
 
     def _work(self) -> None:
+        os.nice(NICE)  # of this thread, and of those that it starts to hash
         while True:
             self._jobs.get()()
             if self._board is not None:
@@ -99,7 +105,7 @@ class Writer:
             self._jobs.put(lambda: self._part_with(client))
             return False
         for message in messages:
-            {"open": self._open, "save": self._received, "drain": self._drain}[message["kind"]](client, message)
+            {"open": self._open, "share": self._share, "save": self._received, "drain": self._drain}[message["kind"]](client, message)
         return bool(messages)
 
     def _open(self, client: WriterConnection, message: dict[str, Any]) -> None:
@@ -112,6 +118,12 @@ class Writer:
         self._jobs.put(lambda: self._claim(client))
         threading.Thread(target=self._provide_all, args=(client,), name="provide", daemon=True).start()
 
+    def _share(self, client: WriterConnection, message: dict[str, Any]) -> None:
+        try:
+            client.live = LiveState(client.channel.take_fd(), message["nbytes"], decode_places(message["places"]))
+        except EcrlError as error:
+            client.refuse(error)
+
     def _received(self, client: WriterConnection, message: dict[str, Any]) -> None:
         stamp, number = decode(CheckpointMeta, message["stamp"]), message["slot"]
         places = [PartPlace(name, offset, nbytes, part.tensors) for (name, offset, nbytes), part in zip(message["parts"], client.parts, strict=True)]
@@ -119,10 +131,26 @@ class Writer:
         with self._lock:
             client.granted.discard(number)
             memory = self._busy[number] = client.has[number]
-        assert client.log is not None
-        client.log.write("received", stamp.global_step)
-        image = CheckpointImage(stamp, memory.view, tuple(places), documents)
-        self._jobs.put(lambda: self._save(client, number, image))
+        image = CheckpointImage(stamp, memory.view, tuple(places), documents, message.get("state_digest", ""))
+        changes = message.get("changes")
+        if changes is None:
+            assert client.log is not None
+            client.log.write("received", stamp.global_step)
+        copied = None if changes is None else self._copier.submit(self._copy, client, image, changes)
+        self._jobs.put(lambda: self._save(client, number, image, copied))
+
+    def _copy(self, client: WriterConnection, image: CheckpointImage, changes: int) -> bool:
+        """Copy what rank 0 has left to the writer; whether the image is whole now."""
+        assert client.live is not None and client.log is not None
+        if self._board is not None:
+            self._board.write(self._board.writer, 0, "saving")
+        try:
+            whole = client.live.copy_into(image.memory, image.parts, changes)
+            if whole:
+                client.log.write("received", image.stamp.global_step)
+            return whole
+        finally:
+            client.tell({"kind": "copied"})
 
     def _drain(self, client: WriterConnection, message: dict[str, Any]) -> None:
         """Answer when everything that any client has sent so far is done."""
@@ -138,10 +166,14 @@ class Writer:
         except EcrlError as error:
             client.refuse(error)
 
-    def _save(self, client: WriterConnection, number: int, image: CheckpointImage) -> None:
+    def _save(self, client: WriterConnection, number: int, image: CheckpointImage, copied: Future[bool] | None) -> None:
         assert client.log is not None
         try:
-            save_and_record(self._store, image, client.attempt, client.log)
+            if copied is None or copied.result():
+                save_and_record(self._store, image, client.attempt, client.log)
+            else:
+                fact = f"the state of step {image.stamp.global_step} changed before it had been copied"
+                client.log.failed(image.stamp.global_step, StorageError("capture", fact, "use checkpoint.capture=copy"))
         except EcrlError as error:
             client.refuse(error)
         with self._lock:
@@ -158,10 +190,13 @@ class Writer:
             if self._current is client:
                 self._current = None
         client.channel.close()
+        if client.live is not None:
+            client.live.close()
         if client.log is not None:
             client.log.close()
 
     def _provide_all(self, client: WriterConnection) -> None:
+        os.nice(NICE)
         for number in range(client.slots):
             self._provide(client, number)
 

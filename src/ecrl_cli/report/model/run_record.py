@@ -22,7 +22,7 @@ from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.metrics.recoveries import Restart, restarts
 from ecrl_cli.records.digests import fingerprint
-from ecrl_cli.records.events import CHECKPOINT_ENDS, CheckpointLine, DiskLine, InjectedFault, SupervisorRecord
+from ecrl_cli.records.events import CHECKPOINT_ENDS, COPY_WAIT, CheckpointLine, DiskLine, InjectedFault, SupervisorRecord
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.verdict_file import divergence_of, read_verdict
@@ -98,8 +98,9 @@ class Metrics:
         return self._per_checkpoint(self.durable_write_s)
 
     def stalled(self, part: str) -> float | None:
-        """Seconds of this part of all stalls; None in records without it."""
-        return self.checkpoints.get(f"stalled_{part}_s")
+        """Seconds of this part of all stalls; None in records without the parts."""
+        found = self.checkpoints.get(f"stalled_{part}_s")
+        return 0.0 if found is None and part == COPY_WAIT and "stalled_barrier_s" in self.checkpoints else found
 
     def _per_checkpoint(self, seconds: float) -> float | None:
         submitted = self.checkpoints["submitted"]

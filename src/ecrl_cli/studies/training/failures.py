@@ -91,6 +91,7 @@ class FailureRunSpec:
     strategy: str
     mode: str
     layout: str
+    capture: str = "copy"
 
     def keys(self, entries: tuple[str, ...] = ()) -> dict[str, Any]:
         """The groups and keys as a user types them; without `entries`, of the undisturbed run."""
@@ -103,7 +104,7 @@ class FailureRunSpec:
             "dataset": {"name": "digits"},
             "model": dict(model),
             "optimizer": dict(optimizer),
-            "checkpoint": {"strategy": self.strategy, "every": EVERY, "layout": self.layout},
+            "checkpoint": {"strategy": self.strategy, "every": EVERY, "layout": self.layout, "capture": self.capture},
             "write_mode": {"name": self.mode, "sync_files": self.mode != "unsafe", "atomic": self.mode != "unsafe"},
             "supervision": {"launcher": "zygote", "hang_timeout_s": HANG_S, "start_timeout_s": START_S},
         }
@@ -241,11 +242,13 @@ def _draw(context: StudyContext) -> Iterator[Trial]:
     for number in range(context.keys.trials):
         key = f"run/{number:04d}"
         setup, entries = generate(context.rng(key), context.keys.strategies, context.keys.kinds)
+        if STRATEGIES.of(setup.strategy).defers:
+            setup = replace(setup, capture=context.keys.capture)
         yield Trial(key, {"arm": "random", **asdict(setup), "entries": list(entries)})
 
 
 def _play(bench: Bench, facts: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    setup = FailureRunSpec(*(facts[name] for name in ("model", "world_size", "strategy", "mode", "layout")))
+    setup = FailureRunSpec(*(facts[name] for name in ("model", "world_size", "strategy", "mode", "layout", "capture")))
     entries = tuple(facts["entries"])
     return asdict(bench.play(setup.keys(entries), setup.reference)), typed(setup.keys(entries))
 

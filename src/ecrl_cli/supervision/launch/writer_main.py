@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.writer.server import NICE, Writer, die_of
+from ecrl_cli.checkpoint.writer.server import Writer, die_of
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.faulty_store import store_for
 from ecrl_cli.failures.plan import pending, read_plan
@@ -33,7 +33,6 @@ def main(argv: list[str]) -> None:
     die_with_parent(os.getppid())
     threading.excepthook = die_of
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles Ctrl-C: checkpoints already received are written first
-    os.nice(NICE)
     layout = RunLayout(Path(argv[0]))
     listener = socket.socket(fileno=int(argv[1])) if len(argv) > 1 else listen(layout.writer)
     store = store_of(layout)

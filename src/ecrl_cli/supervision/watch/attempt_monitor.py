@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from ecrl_cli.errors import visible
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import Hang, Straggler
-from ecrl_cli.records.messages import Hello, Progress, RankError
+from ecrl_cli.records.messages import Hello, Notice, Progress, RankError
 from ecrl_cli.supervision.attempts.restart_policy import INCURABLE
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.launch.launcher import RankExit, RankExits, RunningAttempt
@@ -192,6 +193,8 @@ class AttemptMonitor:
             self._on_progress(message)
         elif isinstance(message, RankError):
             self._rank_errors.append(message)
+        elif isinstance(message, Notice) and self._context:
+            self._context.tell(visible(message.text))
 
     def _on_hello(self, hello: Hello, connection: Connection) -> None:
         self._running.introduce(hello.rank, hello.pid)

@@ -11,10 +11,17 @@ from ecrl_cli.config.codec import decode
 from ecrl_cli.linux.unix_socket import listen
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, Progress, RankError, SpareReady
+from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, Notice, Progress, RankError, SpareReady
 
-Message = Hello | Progress | RankError | LeftAttempt | SpareReady
-KINDS: dict[str, type[Message]] = {"hello": Hello, "progress": Progress, "trouble": RankError, "left": LeftAttempt, "standby": SpareReady}
+Message = Hello | Progress | RankError | Notice | LeftAttempt | SpareReady
+KINDS: dict[str, type[Message]] = {
+    "hello": Hello,
+    "progress": Progress,
+    "trouble": RankError,
+    "notice": Notice,
+    "left": LeftAttempt,
+    "standby": SpareReady,
+}
 LINE_BYTES = 65536
 
 

@@ -1,0 +1,400 @@
+"""Deferred capture: what is written is the state of its step, bit for bit, although training goes on; or it is copied, or refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ecrl_cli.checkpoint.capture.live_state import LiveState
+from ecrl_cli.checkpoint.capture.shared_memory import Memory
+from ecrl_cli.checkpoint.capture.shared_state import NotShareable, SharedState
+from ecrl_cli.checkpoint.format.manifest import components
+from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.checkpoint.strategies.deferral import UNWATCHED, Deferral
+from ecrl_cli.checkpoint.strategies.overlapped import OverlappedStrategy
+from ecrl_cli.checkpoint.strategies.strategy import StrategyInputs, make_strategy
+from ecrl_cli.checkpoint.writer.protocol import Channel
+from ecrl_cli.errors import StorageError
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.linux.unix_socket import connect
+from ecrl_cli.records.events import CheckpointLine, Span
+from ecrl_cli.records.journal import Journal, read_journal
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.run_config import write_run_config
+from ecrl_cli.records.span_clock import SpanClock
+from tests.conftest import comes_true
+from tests.unit.checkpoint_support import writer_process
+from tests.unit.test_checkpoint_train_state import OPTIMIZERS, Run, config, lines
+
+KINDS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    **OPTIMIZERS,
+    "sgd-foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
+    "sgd-fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "adamw-foreach": lambda p: torch.optim.AdamW(p, lr=1e-3, foreach=True),
+    "adamw-fused": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
+    "adamw-amsgrad": lambda p: torch.optim.AdamW(p, lr=1e-3, amsgrad=True),
+}
+
+
+class Rank:
+    """A run with a deferring strategy and the real writer, which can be made to stand still."""
+
+    def __init__(self, root: Path, writer: subprocess.Popen[bytes], run: Run) -> None:
+        self.root, self.writer, self.run, self.told = root, writer, run, list[str]()
+        self.beaten = threading.Event()
+        layout = RunLayout(root)
+        self.clock = SpanClock(Journal(layout.attempt(0).spans(0)), 0, monotonic(), "compute")
+        given = StrategyInputs(DEFERRED, run.train_state, layout, 0, self.clock, beat=self.beaten.set, tell=self.told.append)
+        strategy = make_strategy(given)
+        assert isinstance(strategy, OverlappedStrategy)
+        self.strategy = strategy
+
+    def ready(self) -> None:
+        """Behind the first step, and one that was watched."""
+        self.run.train(1)
+        self.strategy.prepare()
+        self.run.train(1)
+
+    def save(self, state_digest: str = "") -> None:
+        self.strategy.save(replace(self.run.progress(), state_digest=state_digest))
+        self.clock.switch("compute")
+
+    @contextmanager
+    def standing_writer(self) -> Iterator[None]:
+        """The writer is stopped, with staging buffers granted."""
+        client = self.strategy._client
+        assert client is not None and comes_true(lambda: len(client._free) > 1)
+        os.kill(self.writer.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.writer.pid, os.WSTOPPED | os.WNOWAIT)
+        try:
+            yield
+        finally:
+            os.kill(self.writer.pid, signal.SIGCONT)
+
+    def of(self, event: str) -> list[CheckpointLine]:
+        return [line for line in lines(self.root) if line.event == event]
+
+    def saved(self) -> Any:
+        """The digests by component of the newest valid checkpoint."""
+        report = CheckpointStore(RunLayout(self.root).checkpoints).newest_valid().report
+        assert report is not None and report.manifest is not None
+        return components(report.manifest)
+
+
+DEFERRED = config("overlapped", capture="deferred")
+MakeRank = Callable[..., Rank]
+
+
+@pytest.fixture
+def rank_of(tmp_path: Path) -> Iterator[MakeRank]:
+    layout, made = RunLayout(tmp_path), list[Rank]()
+    write_run_config(layout, DEFERRED)
+    with writer_process(layout) as process:
+
+        def make(run: Run | None = None) -> Rank:
+            made.append(Rank(tmp_path, process, run or Run()))
+            return made[-1]
+
+        yield make
+        for rank in made:
+            rank.strategy.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_while_training_goes_on_is_the_state_of_its_step(
+    rank_of: MakeRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setitem(OPTIMIZERS, kind, KINDS[kind])
+    undisturbed = Run(kind)
+    expected = undisturbed.train(8)
+    rank = rank_of(Run(kind))
+    rank.ready()
+    rank.run.train(1)
+    digests = rank.run.train_state.digests()
+    rank.save(rank.run.train_state.state_digest())
+    assert rank.run.train(5) == expected[3:], "another trajectory in shared memory"
+    assert rank.run.train_state.digests() == undisturbed.train_state.digests()
+    rank.strategy.flush()
+    assert rank.saved() == digests and rank.told == []
+    submitted = rank.of("submitted")[0]
+    assert submitted.reason is None and 0 < submitted.deferred_bytes < submitted.bytes
+
+
+def test_the_optimizer_waits_for_the_copy_and_the_wait_is_on_record(rank_of: MakeRank) -> None:
+    rank = rank_of()
+    rank.ready()
+    with rank.standing_writer():
+        digests = rank.run.train_state.digests()
+        rank.save()
+        step = threading.Thread(target=rank.run.train, args=(1,))
+        rank.beaten.clear()
+        step.start()
+        assert rank.beaten.wait(60) and step.is_alive()
+        held = rank.run.train_state.digests()
+        assert (held.parameters, held.optimizer) == (digests.parameters, digests.optimizer), "changed before it was copied"
+    step.join()
+    rank.strategy.flush()
+    rank.clock.close()
+    assert rank.saved() == digests != rank.run.train_state.digests()
+    (waited,) = rank.of("waited")
+    assert waited.stall_parts == {"copy_wait": waited.stall_s} and waited.stall_s > 0 and waited.global_step == 2
+    spans = read_journal(RunLayout(rank.root).attempt(0).spans(0), Span).events
+    assert waited.stall_s in [span.end - span.start for span in spans if span.category == "write_wait"]
+
+
+def test_a_rank_that_goes_while_its_state_is_copied_leaves_a_whole_checkpoint(rank_of: MakeRank) -> None:
+    """The writer holds the memory, and nobody changes it any more."""
+    rank = rank_of()
+    rank.ready()
+    with rank.standing_writer():
+        digests = rank.run.train_state.digests()
+        rank.save()
+        assert rank.strategy._client is not None
+        rank.strategy._client._channel.shutdown()  # what the kernel does to the connection of a killed process
+    supervisor = Channel(connect(RunLayout(rank.root).writer))
+    supervisor.send({"kind": "drain"})
+    assert supervisor.receive(wait=True) == [{"kind": "drained"}]
+    supervisor.close()
+    assert [line.event for line in lines(rank.root)] == ["submitted", "released", "received", "committed"]
+    assert rank.saved() == digests
+
+
+def without_wait(patch: pytest.MonkeyPatch, rank: Rank) -> None:
+    patch.setattr(Deferral, "wait", lambda self: None)
+
+
+def without_hook(patch: pytest.MonkeyPatch, rank: Rank) -> None:
+    assert rank.strategy._deferral is not None
+    for hook in rank.strategy._deferral._hooks:
+        hook.remove()
+
+
+@pytest.mark.parametrize(
+    ("bug", "logs", "reason"),
+    [
+        (without_wait, False, "the state of step 2 changed before it had been copied"),
+        (without_hook, True, "step 2 would be saved as"),
+    ],
+)
+def test_where_the_wait_is_left_out_nothing_torn_is_committed(
+    rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch, bug: Callable[..., None], logs: bool, reason: str
+) -> None:
+    """Found by the count of changes in the shared memory; without that too, by the digest that the rank logged."""
+    rank = rank_of()
+    rank.ready()
+    bug(monkeypatch, rank)
+    with rank.standing_writer():
+        rank.save(rank.run.train_state.state_digest() if logs else "")
+        rank.run.train(1)
+    rank.strategy.flush()
+    monkeypatch.undo()
+    assert rank.of("committed") == [] and [reason in str(line.reason) for line in rank.of("failed")] == [True]
+    assert not [path for path in RunLayout(rank.root).checkpoints.iterdir() if path.name.startswith("step_")]
+
+
+def test_this_file_would_see_a_torn_checkpoint(rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With neither wait nor count nor digest a state is committed that no step ended in."""
+    rank = rank_of()
+    rank.ready()
+    without_hook(monkeypatch, rank)
+    with rank.standing_writer():
+        digests = rank.run.train_state.digests()
+        rank.save()
+        rank.run.train(1)
+    rank.strategy.flush()
+    assert rank.saved().parameters != digests.parameters and rank.saved().buffers == digests.buffers
+
+
+def views_of_one(run: Run) -> None:
+    """Two parameters in one piece of memory, as a flattening wrapper lays them."""
+    whole = torch.cat([run.model.last.weight.detach().reshape(-1), run.model.last.bias.detach()])
+    count = run.model.last.weight.numel()
+    run.model.last.weight.data, run.model.last.bias.data = whole[:count].view_as(run.model.last.weight), whole[count:]
+
+
+def replaced(run: Run) -> None:
+    """As an optimizer that makes new state in each step."""
+    state = run.optimizer.state[run.model.last.bias]
+    state["exp_avg"] = state["exp_avg"].clone()
+
+
+def written_outside(run: Run) -> None:
+    """As weights that are averaged behind the step."""
+    with torch.no_grad():
+        run.model.last.bias.mul_(0.5)
+
+
+@pytest.mark.parametrize(
+    ("early", "behind", "reason"),
+    [
+        (views_of_one, None, "is a view of larger memory"),
+        (None, replaced, "optimizer.last.bias.exp_avg was replaced by another tensor"),
+        (None, written_outside, "parameters.last.bias was changed outside of the optimizer's step"),
+    ],
+)
+def test_what_cannot_be_deferred_is_copied_and_says_so_once(
+    rank_of: MakeRank, early: Callable[[Run], None] | None, behind: Callable[[Run], None] | None, reason: str
+) -> None:
+    rank = rank_of()
+    if early:
+        early(rank.run)
+    rank.ready()
+    for _ in range(2):
+        if behind:
+            behind(rank.run)
+        digests = rank.run.train_state.digests()
+        with rank.standing_writer():
+            rank.save()
+            rank.run.train(1)
+        rank.strategy.flush()
+        assert rank.saved() == digests
+    assert [reason in str(line.reason) and not line.deferred_bytes for line in rank.of("submitted")] == [True] * 2
+    assert len(rank.told) == 1 and reason in rank.told[0] and rank.told[0].startswith("checkpoint.capture=deferred is not possible")
+
+
+def test_a_parameter_that_is_written_in_forward_ends_the_deferring(rank_of: MakeRank) -> None:
+    """The writer refuses what it has not copied by then; what follows is copied."""
+    rank = rank_of()
+    rank.ready()
+    hook = rank.run.model.register_forward_pre_hook(lambda *given: written_outside(rank.run))
+    with rank.standing_writer():
+        rank.save()
+        step = threading.Thread(target=rank.run.train, args=(1,))
+        rank.beaten.clear()
+        step.start()
+        assert rank.beaten.wait(60)
+    step.join()
+    hook.remove()
+    rank.save()
+    rank.strategy.flush()
+    assert [line.global_step for line in rank.of("committed")] == [3]
+    assert "changed before it had been copied" in str(rank.of("failed")[0].reason) and len(rank.told) == 1
+
+
+def test_nothing_is_deferred_before_a_step_has_been_watched(rank_of: MakeRank) -> None:
+    rank = rank_of()
+    rank.run.train(1)
+    rank.strategy.prepare()
+    rank.save()
+    rank.run.train(1)
+    rank.save()
+    rank.strategy.flush()
+    assert [(line.reason, bool(line.deferred_bytes)) for line in rank.of("submitted")] == [(UNWATCHED, False), (None, True)]
+    assert rank.told == []
+
+
+def test_where_there_is_no_memory_to_share_it_is_copied(rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(nbytes: int) -> Memory:
+        raise StorageError("allocate", f"a snapshot slot of {nbytes} bytes: no space left", "free some")
+
+    rank = rank_of()
+    monkeypatch.setattr(Memory, "create", full)
+    rank.ready()
+    rank.save()
+    rank.strategy.flush()
+    assert "no space left" in str(rank.of("submitted")[0].reason) and len(rank.told) == 1 and len(rank.of("committed")) == 1
+
+
+def test_state_that_comes_later_is_shared_too(rank_of: MakeRank) -> None:
+    """A parameter gets its first gradient, and with it its optimizer state, behind the first checkpoint."""
+    run = Run()
+    run.model.first.bias.requires_grad_(False)
+    rank = rank_of(run)
+    rank.ready()
+    rank.save()
+    run.model.first.bias.requires_grad_(True)
+    run.train(2)
+    rank.save()  # the layout is another: shared anew, and watched for a step
+    run.train(1)
+    digests = run.train_state.digests()
+    rank.save()
+    run.train(1)
+    rank.strategy.flush()
+    assert [bool(line.deferred_bytes) for line in rank.of("submitted")] == [True, False, True]
+    assert rank.saved() == digests and rank.told == []
+
+
+def test_another_writer_is_given_the_same_memory(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    write_run_config(layout, DEFERRED)
+    with writer_process(layout) as first:
+        rank = Rank(tmp_path, first, Run())
+        rank.ready()
+        rank.save()
+        rank.strategy.flush()
+    rank.run.train(1)
+    at = rank.run.model.last.weight.data_ptr()
+    gone = rank.strategy._client
+    assert gone is not None and comes_true(lambda: gone.gone)
+    rank.save()  # finds no writer
+    with writer_process(layout):
+        rank.run.train(1)
+        rank.save()
+        digests = rank.run.train_state.digests()
+        rank.run.train(1)
+        rank.strategy.flush()
+        assert rank.saved() == digests and rank.run.model.last.weight.data_ptr() == at
+        rank.strategy.close()
+    assert [bool(line.deferred_bytes) for line in rank.of("submitted")] == [True, False, True]
+
+
+def test_tensors_keep_their_values_strides_flags_and_alignment() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Linear(4, 4)).to(memory_format=torch.channels_last)
+    model[1].bias.requires_grad_(False)
+    model[1].weight.data = model[1].weight.data.t()
+    tensors = {f"parameters.{name}": parameter for name, parameter in model.named_parameters()}
+    before = {name: (tensor.detach().clone(), tensor.stride(), tensor.requires_grad, id(tensor)) for name, tensor in tensors.items()}
+    state = SharedState(tensors)
+    for name, parameter in model.named_parameters():
+        values, *same = before[f"parameters.{name}"]
+        assert torch.equal(parameter, values) and [parameter.stride(), parameter.requires_grad, id(parameter)] == same
+        assert parameter.is_leaf and parameter.data_ptr() % 64 == 0
+    assert state.moved(tensors) == state.changed() == ""
+    state.close()
+    assert all(torch.equal(tensors[name], values[0]) for name, values in before.items()), "the tensors outlive the sharing"
+
+
+def test_shared_memory_is_gone_with_the_last_tensor_in_it() -> None:
+    def held() -> int:
+        links = (link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
+        return sum("/memfd:ecrl-" in str(link) for link in links)
+
+    before, tensor = held(), torch.arange(8.0)
+    for _ in range(2):  # moved on, the memory before is gone
+        state = SharedState({"parameters.a": tensor})
+        state.close()
+        del state
+        assert held() == before + 1 and tensor.sum() == 28
+    del tensor
+    assert held() == before
+
+
+def test_what_is_refused_is_left_where_it_was() -> None:
+    whole = torch.arange(12.0)
+    tensors = {"parameters.a": torch.zeros(3), "parameters.b": whole[4:]}
+    at = [tensor.data_ptr() for tensor in tensors.values()]
+    with pytest.raises(NotShareable, match="b is a view of larger memory"):
+        SharedState(tensors)
+    with pytest.raises(NotShareable, match="are the same memory"):
+        SharedState({"parameters.a": whole, "parameters.b": whole.detach()})
+    assert [tensor.data_ptr() for tensor in tensors.values()] == at
+
+
+def test_the_writer_cannot_change_the_state() -> None:
+    state = SharedState({"parameters.a": torch.zeros(3)})
+    seen = LiveState(os.dup(state.memory.fd), state.memory.nbytes, state.places)
+    with pytest.raises(TypeError):
+        seen._map[0] = 1
+    seen.close()
+    state.close()
