@@ -51,6 +51,15 @@ def check_train_document(data: bytes) -> dict[str, Any]:
     return document
 
 
+def check_place(document: Mapping[str, Any], manifest: Manifest) -> None:
+    """ValueError if train.json (checked) is of another step, window or seed than `manifest` says."""
+    sampler = document["sampler"]
+    found = {"global_step": document["global_step"], **{name: sampler[name] for name in ("epoch", "cursor_step", "seed")}}
+    for name, value in found.items():
+        if value != getattr(manifest, name):
+            raise ValueError(f"train.json says {name} {value}, the manifest {getattr(manifest, name)}")
+
+
 def tensor_digests(manifest: Manifest) -> dict[str, str]:
     """The digest of each tensor, by name."""
     return {name: entry.digest for part in manifest.parts.values() for name, entry in part.tensors.items()}

@@ -20,7 +20,7 @@ from ecrl_cli.checkpoint.format.image import TensorPlace
 from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, MAX_MANIFEST, Commit, Manifest, PartEntry, read_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_NAME, TRAIN, must_be_finite
 from ecrl_cli.checkpoint.format.tensor_table import TENSOR_FILES, all_finite, tensor_table
-from ecrl_cli.checkpoint.format.train_document import check_train_document
+from ecrl_cli.checkpoint.format.train_document import check_place, check_train_document
 from ecrl_cli.checkpoint.store.step_page import StepPage, check_step, read_page, step_in
 from ecrl_cli.config.checkpointers import CheckpointerKind
 from ecrl_cli.errors import StorageError
@@ -39,8 +39,8 @@ class IntegrityConfig:
     """`run_id`: the run that it must belong to (empty: any). `contents` False: check names, sizes and records only.
 
     `hmac_key`: the key of the commit record's required MAC (empty: a MAC is ignored). `finite`: checkpoint.finite, which tensors may hold
-    neither NaN nor infinity. `restorable`: train.json must have all fields that a rank restores from. `checkpointer`: whose format it has, if not
-    ECRL's: then only the page beside its files is checked, and that they are complete by name.
+    neither NaN nor infinity. `restorable`: train.json must have all fields that a rank restores from, of the manifest's step and window.
+    `checkpointer`: whose format it has, if not ECRL's: then only the page beside its files is checked, and that they are complete by name.
     """
 
     run_id: str = ""
@@ -265,7 +265,10 @@ def _check_contents(fs: Fs, found: OpenCheckpoint, config: IntegrityConfig, once
     with nullcontext() if small else ThreadPoolExecutor(workers()) as pool:
         hashed = _hash_parts(fs, found, manifest, config.finite, pool)
         with layer("schema"):
-            (check_train_document if config.restorable else parse)(found.train)
+            if config.restorable:
+                check_place(check_train_document(found.train), manifest)
+            else:
+                parse(found.train)
         whole: list[tuple[int, PartEntry, TensorPlace]] = []
         for name, fd in found.files.items():
             if name.endswith(TENSOR_FILES):
