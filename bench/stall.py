@@ -105,10 +105,10 @@ class Arm:
     settle: Callable[[], None]
 
 
-def ours(bench: Bench, root: Path, name: str) -> Arm:
+def ours(bench: Bench, root: Path, name: str, config: RunConfig | None = None) -> Arm:
     """One of ECRL's strategies, timed as its own journal says: from the end of the first barrier to the end of the last."""
     layout = RunLayout(root / name)
-    config = config_of(name)
+    config = config or config_of(name)
     spans = Journal(layout.attempt(0).spans(bench.rank))
     clock = SpanClock(spans, 0, monotonic(), "compute")
     strategy = make_strategy(StrategyInputs(config, bench.train_state, layout, 0, clock))
