@@ -64,7 +64,7 @@ Failures (failure=NAME; docs/failures.md says more)
 """
 
 _VERIFY = """\
-ecrl verify DIR... [--reference DIR | --with-reference] [--seal-key FILE] [--scrub] [--json]
+ecrl verify DIR... [--reference DIR | --with-reference] [--seal-key FILE] [--scrub] [--track] [--json]
 ecrl verify CHECKPOINT... [--sample N] [--deep] [--repair OUT_DIR] [--max-bytes N] [--json]
 
 Judges recorded runs by their records alone. A sweep folder stands for all its runs. 0 valid, 1 invalid, 3 unknown.
@@ -84,6 +84,7 @@ Examples
   --seal-key FILE    every run must be sealed and signed with the key in FILE; else the one of its seal.key_file is used, where it is there
   --reference DIR    hold the runs against this one; without it against undisturbed runs beside them, and in references/ there
   --with-reference   a run with failures is unknown without an undisturbed one: train that one first. Its time is estimated before.
+  --track            take verdict and metrics to the tracker of each run (tracker=), which writes where the run's configuration says
   --scrub            scrub the checkpoints of the runs too
   --sample N         look at N checkpoints (the newest, others evenly spread); one bad one, and all are looked at
   --deep             of a .pt file and of format version 1 digest each tensor as well: twice the time. Without it the file's digest stands

@@ -29,6 +29,7 @@ from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.records.verdict_file import verdict_file
+from ecrl_cli.runs.tracking.tracked import tell
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.verify.reference import References
 from ecrl_cli.verify.verdict import render
@@ -64,6 +65,9 @@ def verify(argv: Sequence[str]) -> int:
     if flags.with_reference and (stopped := train_references(runs, known)):
         return stopped
     answers = {str(run): judge(run, reference, known) for run in runs}
+    for run in runs if flags.track else ():
+        with suppress(EcrlError, OSError):  # the verdict says what is wrong with it
+            tell(read_run_config(RunLayout(run)).config, RunLayout(named(run)), say)
     for folder in folders:
         config = ScrubConfig(flags.sample, flags.deep, _integrity_config(folder.folder.resolve(), flags.max_bytes))
         try:
@@ -85,6 +89,7 @@ def parser() -> Parser:
     made.add_argument("--with-reference", action="store_true")
     made.add_argument("--seal-key", type=Path)
     made.add_argument("--json", action="store_true")
+    made.add_argument("--track", action="store_true")
     made.add_argument("--scrub", action="store_true")
     made.add_argument("--deep", action="store_true")
     made.add_argument("--sample", type=int, default=0)

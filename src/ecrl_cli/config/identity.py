@@ -14,6 +14,7 @@ NOT_IDENTITY = (
     *("run_dir", "private", "suite_name", "dataset.root", "dataset.download", "scale", "schedule"),
     *("supervision.writer_grace_s", "supervision.master_port", "supervision.disk_interval_s"),
     *("checkpoint.hmac_key_file", "checkpoint.finite", "checkpoint.digest"),
+    "tracker",  # what is shown elsewhere
     "seal",  # signing of the records
     "reference",  # what is trained beside the run
     *("supervision.hang_timeout_s", "supervision.hang_factor", "supervision.start_timeout_s", "supervision.grace_s"),

@@ -15,6 +15,7 @@ from ecrl_cli.config.estimates import human_bytes, snapshot_bytes
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
+from ecrl_cli.config.trackers import TRACKERS
 from ecrl_cli.errors import ConfigError, plural
 
 _GPU = re.compile(r"^nvidia\d+$")
@@ -29,6 +30,7 @@ def check_machine(config: RunConfig) -> None:
         _check_cuda(max(sizes(config)) // config.supervision.nodes, shared=config.backend == "gloo")
     elif config.device == "cpu" and config.backend == "nccl":
         raise ConfigError("backend", "nccl needs CUDA, device is cpu", "leave it out")
+    TRACKERS.of(config.tracker.name).refuse()
     read_key(config.checkpoint.hmac_key_file)
     read_key(config.seal.key_file, "seal.key_file")
     if config.supervision.master_port:

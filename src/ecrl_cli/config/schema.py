@@ -16,6 +16,7 @@ from ecrl_cli.config.recoveries import RECOVERIES
 from ecrl_cli.config.registry import VariantRegistry
 from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.config.tasks import TASKS
+from ecrl_cli.config.trackers import TRACKERS
 
 WRITE_MODES = ("unsafe", "atomic_nodirsync", "atomic_dirsync")
 LAYOUTS = ("group", "single")
@@ -242,6 +243,14 @@ class SupervisionConfig:
 
 
 @dataclass(frozen=True)
+class TrackerConfig:
+    """Where the figures of the run are also shown. `place`: folder, address or file; empty: in the run directory, under tracker/."""
+
+    name: str = variant("none", TRACKERS)
+    place: str = ""
+
+
+@dataclass(frozen=True)
 class SealConfig:
     """seal.json, written when a run ends. `key_file`: a key of 32 bytes or more that signs it; empty: it is not signed."""
 
@@ -312,6 +321,7 @@ class RunConfig:
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     elastic: ElasticConfig = field(default_factory=ElasticConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
     seal: SealConfig = field(default_factory=SealConfig)
     variant: VariantConfig = field(default_factory=VariantConfig)
     scale: ScaleConfig = field(default_factory=ScaleConfig)

@@ -28,6 +28,7 @@ from ecrl_cli.runs import supervisor_restarter
 from ecrl_cli.runs.environment import environment
 from ecrl_cli.runs.run_dir import check_run_dir
 from ecrl_cli.runs.run_plan import RunPlan
+from ecrl_cli.runs.tracking.tracked import tracked
 from ecrl_cli.storage.files import sync_directory, write_json
 from ecrl_cli.supervision.attempts.supervisor_record import read_record
 from ecrl_cli.supervision.console import UI, make_ui
@@ -107,12 +108,13 @@ def _run(planned: RunPlan, context: RunContext) -> RunResult:
         say(f"checkpoint.digest={planned.config.checkpoint.digest}, with which this run began, not {planned.asked_digest}")
     for line in describe(planned.failures):
         say(line)
-    try:
-        record = _supervised(planned, context)
-    except (Stopped, NoProgress, NoValidCheckpoint, StorageError):
-        end_run(layout, say)  # metrics and seal are written for an unfinished run too; reports never average it
-        raise
-    end_run(layout, say)
+    with tracked(planned.config, layout, say):
+        try:
+            record = _supervised(planned, context)
+        except (Stopped, NoProgress, NoValidCheckpoint, StorageError):
+            end_run(layout, say)  # metrics and seal are written for an unfinished run too; reports never average it
+            raise
+        end_run(layout, say)
     return RunResult(0, record.terminal_status, record.reason)
 
 

@@ -18,7 +18,16 @@ from ecrl_cli.config.estimates import seconds
 from ecrl_cli.config.identity import BEFORE_DIGEST, reference_id, run_id, run_name
 from ecrl_cli.config.machine import visible_gpus
 from ecrl_cli.config.recoveries import recovery_of
-from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RecoveryConfig, RunConfig, ScheduleConfig, StorageConfig, VariantConfig
+from ecrl_cli.config.schema import (
+    CheckpointConfig,
+    FailureConfig,
+    RecoveryConfig,
+    RunConfig,
+    ScheduleConfig,
+    StorageConfig,
+    TrackerConfig,
+    VariantConfig,
+)
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import REFERENCES, RunLayout
@@ -88,6 +97,7 @@ def reference_of(config: RunConfig) -> RunConfig:
         suite_name="",
         run_dir="",
         reference="none",
+        tracker=TrackerConfig(),
         checkpoint=checkpoint,
         storage=StorageConfig(),
         failure=FailureConfig(),

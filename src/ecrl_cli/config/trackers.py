@@ -1,0 +1,69 @@
+"""Where a run's figures are also shown: one object per tracker. Torch-free.
+
+From another package: a `TrackerKind` as an entry point in the group `ecrl.trackers`. tests/contract/test_trackers.py checks each of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from ecrl_cli.config.registry import VariantRegistry, import_attribute
+from ecrl_cli.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerKind:
+    """`description`: one sentence, also the first of conf/tracker/NAME.yaml.
+
+    `implementation`: "module:attribute" of a class with the interface of runs/tracking/sinks.py; empty: nothing is tracked. It is imported by the
+    process that follows the run, never by the supervisor or a rank. `package`: what it imports, and `extra` the extra of ECRL that brings it.
+    """
+
+    name: str
+    description: str
+    implementation: str = ""
+    package: str = ""
+    extra: str = ""
+
+    def load(self) -> Any:
+        """Imports the class `implementation`."""
+        return import_attribute("tracker", self.name, self.implementation)
+
+    def refuse(self) -> None:
+        """ConfigError where its package is not installed."""
+        if self.package and find_spec(self.package) is None:
+            raise ConfigError("tracker", f"{self.name} needs the package {self.package}", f"pip install 'ecrl[{self.extra}]', or tracker=none")
+
+
+_SINKS = "ecrl_cli.runs.tracking.sinks"
+NONE = TrackerKind(name="none", description="nowhere but in the records")
+TENSORBOARD = TrackerKind(
+    name="tensorboard",
+    description="event files for TensorBoard",
+    implementation=f"{_SINKS}:TensorBoard",
+    package="tensorboard",
+    extra="tensorboard",
+)
+MLFLOW = TrackerKind(
+    name="mlflow",
+    description="a run of MLflow",
+    implementation=f"{_SINKS}:MLflow",
+    package="mlflow",
+    extra="mlflow",
+)
+WANDB = TrackerKind(
+    name="wandb",
+    description="a run of Weights & Biases, offline",
+    implementation=f"{_SINKS}:WandB",
+    package="wandb",
+    extra="wandb",
+)
+PROMETHEUS = TrackerKind(
+    name="prometheus",
+    description="a text file that the node exporter of Prometheus reads",
+    implementation=f"{_SINKS}:Prometheus",
+)
+
+TRACKERS = VariantRegistry("tracker", "ecrl.trackers", TrackerKind, (NONE, TENSORBOARD, MLFLOW, WANDB, PROMETHEUS))

@@ -1,0 +1,140 @@
+"""The trackers: each takes a run's figures to one place. Only the process that follows a run imports these packages.
+
+`place`: a folder, address or file (tracker.place); `ident`: names the run at the tracker, the same over all its sessions and for its verdict.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from ecrl_cli.storage.files import write_whole
+
+Values = Mapping[str, float]
+
+
+class Tracker(Protocol):
+    def __init__(self, place: str, name: str, ident: str, config: Mapping[str, Any]) -> None: ...
+
+    def step(self, step: int, values: Values) -> None:
+        """Figures of one training step; steps increase."""
+
+    def summary(self, step: int, values: Values, words: Mapping[str, str]) -> None:
+        """Figures and words on the run as a whole; may come again with others."""
+
+    def close(self) -> None:
+        """Everything has been said."""
+
+
+class TensorBoard:
+    def __init__(self, place: str, name: str, ident: str, config: Mapping[str, Any]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._writer, self._summary = EventFileWriter(place), Summary
+        self._text(0, {key: str(value) for key, value in config.items()})
+
+    def step(self, step: int, values: Values) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        figures = [self._summary.Value(tag=key, simple_value=value) for key, value in values.items()]
+        self._writer.add_event(Event(step=step, summary=self._summary(value=figures)))
+
+    def summary(self, step: int, values: Values, words: Mapping[str, str]) -> None:
+        self.step(step, values)
+        self._text(step, words)
+
+    def _text(self, step: int, words: Mapping[str, str]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+        from tensorboard.util.tensor_util import make_tensor_proto
+
+        metadata = create_summary_metadata(display_name=None, description=None)
+        texts = [self._summary.Value(tag=key, metadata=metadata, tensor=make_tensor_proto(text)) for key, text in words.items()]
+        self._writer.add_event(Event(step=step, summary=self._summary(value=texts)))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class MLflow:
+    def __init__(self, place: str, name: str, ident: str, config: Mapping[str, Any]) -> None:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=place if "://" in place else Path(place).absolute().as_uri())
+        found = self._client.get_experiment_by_name("ecrl")
+        experiment = found.experiment_id if found else self._client.create_experiment("ecrl")
+        before = self._client.search_runs([experiment], f"tags.ecrl = '{ident}'", max_results=1)
+        if before:
+            self._run = before[0].info.run_id
+            return
+        self._run = self._client.create_run(experiment, tags={"ecrl": ident}, run_name=name).info.run_id
+        for key, value in config.items():
+            self._client.log_param(self._run, key, value)
+
+    def step(self, step: int, values: Values) -> None:
+        for key, value in values.items():
+            self._client.log_metric(self._run, key, value, step=step)
+
+    def summary(self, step: int, values: Values, words: Mapping[str, str]) -> None:
+        self.step(step, values)
+        for key, text in words.items():
+            self._client.set_tag(self._run, key, text)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+class WandB:
+    def __init__(self, place: str, name: str, ident: str, config: Mapping[str, Any]) -> None:
+        import wandb
+
+        Path(place).mkdir(parents=True, exist_ok=True)
+        settings = wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True, x_disable_meta=True)
+        given = {"project": "ecrl", "name": name, "id": ident, "dir": place, "config": dict(config), "mode": "offline", "resume": "allow"}
+        self._run = wandb.init(**given, settings=settings)
+
+    def step(self, step: int, values: Values) -> None:
+        self._run.log(dict(values), step=step)
+
+    def summary(self, step: int, values: Values, words: Mapping[str, str]) -> None:
+        self._run.summary.update({**values, **words})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Prometheus:
+    """NAME.prom in the folder `place`, written anew as a whole each time, by a rename: a reader never sees half of it."""
+
+    def __init__(self, place: str, name: str, ident: str, config: Mapping[str, Any]) -> None:
+        self._path, self._name = Path(place) / f"{name}.prom", name
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._gauges: dict[str, float] = {}
+        self._words: dict[str, str] = {}
+
+    def step(self, step: int, values: Values) -> None:
+        self.summary(step, values, {})
+
+    def summary(self, step: int, values: Values, words: Mapping[str, str]) -> None:
+        self._gauges |= {"step": float(step), **values}
+        self._words |= words
+        lines = []
+        for key, value in sorted(self._gauges.items()):
+            lines += [f"# TYPE ecrl_{key} gauge", f'ecrl_{key}{{run="{_label(self._name)}"}} {value!r}']
+        for key, text in sorted(self._words.items()):
+            lines += [f"# TYPE ecrl_{key} gauge", f'ecrl_{key}{{run="{_label(self._name)}",is="{_label(text)}"}} 1']
+        write_whole(self._path, ("\n".join(lines) + "\n").encode(), durable=False)
+
+    def close(self) -> None: ...
+
+
+def _label(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+warnings.filterwarnings("ignore", module=r"(mlflow|wandb|tensorboard)\b.*")

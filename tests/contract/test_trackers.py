@@ -1,0 +1,172 @@
+"""Each tracker shows what the records say, read back by the package that people read it with; and none of them can change or end a run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl_cli.cli.main import main
+from ecrl_cli.config.schema import TrackerConfig
+from ecrl_cli.config.trackers import TRACKERS
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.runs.tracking.follow import FOLDER
+from tests.contract.variants import check_description, check_registration
+from tests.e2e.runs import tiny
+from tests.in_process import ecrl_in_process
+from tests.runs.builder import RunBuilder, build_ref, config_of
+
+Shown = tuple[dict[int, float], str]  # the loss by step, and the verdict
+
+
+def losses(layout: RunLayout, last: int) -> dict[int, float]:
+    """What rank 0 logged first for each step."""
+    found: dict[int, float] = {}
+    for path in sorted(layout.logs.glob("attempt-*/rank0.jsonl")):
+        for line in map(json.loads, path.read_text().splitlines()):
+            found.setdefault(line["global_step"], line["loss"])
+    assert max(found) == last
+    return found
+
+
+def of_tensorboard(place: Path) -> Shown:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0})
+    read.Reload()
+    verdict = read.Tensors("verdict")[-1].tensor_proto.string_val[0].decode()
+    return {event.step: event.value for event in read.Scalars("loss")}, verdict
+
+
+def of_mlflow(place: Path) -> Shown:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=place.absolute().as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("ecrl").experiment_id])
+    assert run.data.params["model.name"] == "small_cnn" and run.data.metrics["goodput"] > 0
+    return {each.step: each.value for each in client.get_metric_history(run.info.run_id, "loss")}, run.data.tags["verdict"]
+
+
+def wandb_records(data: bytes) -> Iterator[bytes]:
+    """The records of W&B's file: a header of 7 bytes, then blocks of 32 KiB as in LevelDB's log: checksum, length, type (2, 3, 4: parts of one)."""
+    at, parts = 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # no room for a header: the rest of the block is empty
+            at += 32768 - at % 32768
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield parts
+            parts = b""
+
+
+def of_wandb(place: Path) -> Shown:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    found: dict[int, float] = {}
+    verdict = ""
+    for file in sorted(place.glob("wandb/offline-run-*/*.wandb")):
+        for data in wandb_records(file.read_bytes()):
+            record = Record()
+            record.ParseFromString(data)
+            values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            if "loss" in values:
+                found[record.history.step.num or values["_step"]] = values["loss"]
+            verdict = next((json.loads(item.value_json) for item in record.summary.update if item.key == "verdict"), verdict)
+    return found, verdict
+
+
+def of_prometheus(place: Path) -> Shown:
+    lines = [line for line in (place / "blk.prom").read_text().splitlines() if not line.startswith("#")]
+    values = {line.partition("{")[0]: line.rpartition(" ")[2] for line in lines}
+    verdict = next(line for line in lines if line.startswith("ecrl_verdict")).partition('is="')[2].partition('"')[0]
+    assert float(values["ecrl_goodput"]) > 0
+    return {int(float(values["ecrl_step"])): float(values["ecrl_final_loss"])}, verdict
+
+
+READ: dict[str, tuple[str, Callable[[Path], Shown]]] = {
+    "tensorboard": ("tensorboard", of_tensorboard),
+    "mlflow": ("mlflow", of_mlflow),
+    "wandb": ("wandb", of_wandb),
+    "prometheus": ("prometheus", of_prometheus),
+}
+
+
+@pytest.mark.parametrize("name", TRACKERS.builtin)
+def test_a_tracker_is_described(name: str) -> None:
+    check_description(TRACKERS, name, "tracker", "name")
+
+
+def test_a_tracker_is_registered_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_registration(TRACKERS, monkeypatch)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the packages
+@pytest.mark.parametrize("name", [name for name in TRACKERS.builtin if name != "none"])
+def test_a_tracker_shows_what_the_records_say(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run with two restarts: each step once, and then the verdict; told twice it is the same."""
+    package = TRACKERS.of(name).package
+    if package and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: pip install 'ecrl[{TRACKERS.of(name).extra}]'")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    build_ref(tmp_path)
+    config: Any = replace(config_of("blk", "kill", (9, 20), 1), tracker=TrackerConfig(name))
+    layout = RunBuilder(tmp_path / "blk", config).build()
+    for _ in range(2):
+        assert main(["verify", str(layout.root), "--track"]) == 0
+        assert "tracker=" not in capsys.readouterr().err
+        where, read = READ[name]
+        shown, verdict = read(layout.root / FOLDER / where)
+        due = losses(layout, 24)
+        assert verdict == "valid" and max(shown) == 24 and (name == "prometheus" or set(shown) == set(due))
+        assert all(value == pytest.approx(due[step]) for step, value in shown.items())
+
+
+def test_a_missing_package_is_said_before_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ecrl_cli.config.trackers.find_spec", lambda name: None)
+    assert main(["train", "tracker=mlflow", "run_dir=run"]) == 2
+    assert "tracker: mlflow needs the package mlflow; pip install 'ecrl[mlflow]', or tracker=none" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tracked_run_is_the_run_that_it_would_have_been(tmp_path: Path) -> None:
+    """Against an undisturbed run without a tracker, bit for bit; the file ends with the last step and the metrics."""
+    keys = tiny("failure.steps=[9]", "reference=auto")
+    ecrl_in_process(tmp_path, "train", *keys, "tracker=prometheus", f"tracker.place={tmp_path}/shown", "run_dir=run")
+    ecrl_in_process(tmp_path, "verify", "run")
+    assert [path.name for path in (tmp_path / "shown").iterdir()] == ["run.prom"], "its reference is not shown"
+    said = (tmp_path / "shown" / "run.prom").read_text()
+    assert 'ecrl_step{run="run"} 24.0\n' in said and 'ecrl_restarts{run="run"} 1.0\n' in said and 'is="completed"} 1' in said
+
+
+@pytest.mark.parametrize(("place", "said"), [("/dev/null/x", "NotADirectoryError"), ("", "ended by a test")])
+def test_a_tracker_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, said: str) -> None:
+    if not place:
+        monkeypatch.setattr("ecrl_cli.runs.tracking.tracked.COMMAND", (sys.executable, "-c", "print('ended by a test'); raise SystemExit(3)"))
+    keys = tiny("target_steps=12", "failure=none", "failure.steps=", "failure.rank=")
+    done = ecrl_in_process(tmp_path, "train", *keys, "tracker=prometheus", f"tracker.place='{place}'" if place else "private=false", "run_dir=run")
+    lines = [line for line in done.stderr.splitlines() if "tracker=prometheus" in line]
+    assert len(lines) == 1 and said in lines[0] and lines[0].endswith("the records are whole")
+
+
+def test_one_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("ecrl_cli.runs.tracking.tracked.COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
+    monkeypatch.setattr("ecrl_cli.runs.tracking.tracked.LAST_S", 0.2)
+    layout = RunBuilder(tmp_path / "blk", replace(config_of("ref"), tracker=TrackerConfig("prometheus"))).build()
+    assert main(["verify", str(layout.root), "--track"]) == 0
+    assert "tracker=prometheus: did not end within 0 s and was ended; the records are whole" in capsys.readouterr().err
+
+
+def test_the_supervisor_imports_no_tracker() -> None:
+    code = "import sys, ecrl_cli.runs.run, ecrl_cli.cli.verify; print(sorted({'tensorboard', 'mlflow', 'wandb', 'torch'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
