@@ -5,15 +5,17 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import operator
+import os
 import random
 import struct
 import sys
+import threading
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, cast
 
 try:  # the fastest that the job's environment has
     import xxhash  # type: ignore[import-not-found,unused-ignore]
 
-    NAME = "xxh3_128/v3"
+    NAME = "xxh3_128/v4"
 
     def _new() -> Any:
         return xxhash.xxh3_128()
@@ -21,33 +23,77 @@ except ImportError:
     try:
         import blake3
 
-        NAME = "blake3/v3"
+        NAME = "blake3/v4"
 
         def _new() -> Any:
             return blake3.blake3()
     except ImportError:
-        NAME = "blake2b_128/v3"
+        NAME = "blake2b_128/v4"
 
         def _new() -> Any:
             return hashlib.blake2b(digest_size=16)
 
 
+PIECE = 4 * 2**20  # bytes of a tensor that are hashed as one; smaller tensors are hashed in a row
+BATCH = 64 * 2**20  # bytes of pieces at once: what comes from a GPU is copied
+WORTH_THREADS = 8 * 2**20  # bytes; below that, starting threads costs more than it saves
+
+
 def of_named(pairs: Iterable[Tuple[str, Any]]) -> str:
-    """Hex digest of named values: tensors by dtype, shape and bytes, everything else by its repr."""
+    """Hex digest of named values: tensors by dtype, shape and bytes, everything else by its repr. Tensors of a piece and more go in by the digests of
+    their pieces, which the cores that are this process's share; the digest does not depend on how many those are."""
     digest = _new()
+    pieces: List[Any] = []
     for name, value in pairs:
         digest.update(name.encode())
-        _feed(digest, value)
+        data = _feed(digest, value)
+        pieces += [data[start : start + PIECE] for start in range(0, len(data), PIECE)]
+        if len(pieces) * PIECE >= BATCH:
+            digest.update(b"".join(_each(pieces)))
+            pieces = []
+    digest.update(b"".join(_each(pieces)))
     return str(digest.hexdigest())
 
 
-def _feed(digest: Any, value: Any) -> None:
+def _feed(digest: Any, value: Any) -> Any:
+    """Add a value to `digest`; the bytes of one that is hashed in pieces are given back instead."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         digest.update(("%s%s" % (value.dtype, tuple(value.shape))).encode())
-        digest.update(tensor_bytes(value))
+        data = tensor_bytes(value)
+        if len(data) >= PIECE:
+            return data
+        digest.update(data)
     else:
         digest.update(repr(value).encode())
+    return b""
+
+
+def _each(pieces: List[Any]) -> List[bytes]:
+    """The digest of each. The threads live only here: a job that forks its loader's workers then has no more than before."""
+    found: List[bytes] = [b""] * len(pieces)
+    count = min(_cores(), len(pieces)) if sum(map(len, pieces)) >= WORTH_THREADS else 1
+
+    def work(first: int) -> None:
+        for number in range(first, len(pieces), count):
+            digest = _new()
+            digest.update(pieces[number])
+            found[number] = digest.digest()
+
+    helpers = [threading.Thread(target=work, args=(first,), daemon=True) for first in range(1, count)]
+    for helper in helpers:
+        helper.start()
+    work(0)
+    for helper in helpers:
+        helper.join()
+    return found
+
+
+def _cores() -> int:
+    """How many cores are this process's: those that it may use, among the ranks of this machine; at most 4."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, min(4, usable // max(1, int(ranks) if ranks.isdigit() else 1)))
 
 
 def tensor_bytes(value: Any) -> Any:

@@ -196,11 +196,40 @@ def test_the_recorder_is_written_in_python_3_9(tmp_path: Path) -> None:
         assert not any(isinstance(node, ast.Match) for node in ast.walk(ast.parse(path.read_text())))
 
 
-@pytest.mark.parametrize(("missing", "name"), [(["xxhash"], "blake3/v3"), (["xxhash", "blake3"], "blake2b_128/v3")])
+@pytest.mark.parametrize(("missing", "name"), [(["xxhash"], "blake3/v4"), (["xxhash", "blake3"], "blake2b_128/v4")])
 def test_digests_are_taken_by_the_fastest_that_there_is(missing: list[str], name: str) -> None:
     code = f"import sys; sys.modules |= dict.fromkeys({missing}); from ecrl import digests; print(digests.NAME, digests.of_named([('a', 1)]) != '')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [name, "True"]
+
+
+def test_a_digest_is_of_every_byte_however_many_cores_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors below a piece, of exactly one, of several with a rest, and more than a batch of them."""
+    for name, value in (("PIECE", 64), ("BATCH", 256), ("WORTH_THREADS", 128)):
+        monkeypatch.setattr(digests, name, value)
+    state = [(str(size), torch.arange(size, dtype=torch.uint8)) for size in (0, 5, 64, 65, 130, 640, 7)]
+
+    def taken(cores: int) -> str:
+        monkeypatch.setattr(digests, "_cores", lambda: cores)
+        return digests.of_named(state)
+
+    before = taken(1)
+    assert {taken(cores) for cores in (2, 3, 8)} == {before}
+    seen = {before}
+    for _, tensor in state:
+        for place in range(tensor.numel()):
+            tensor[place] ^= 1
+            seen.add(taken(2))
+            tensor[place] ^= 1
+    assert len(seen) == 1 + sum(tensor.numel() for _, tensor in state)
+    assert taken(2) == before and digests.of_named(state[::-1]) != before
+
+
+def test_the_cores_of_a_machine_are_shared_among_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    for ranks, cores in (("", 4), ("1", 4), ("2", 3), ("4", 1), ("64", 1), ("many", 4)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        assert digests._cores() == cores
 
 
 def test_a_generator_is_told_apart_by_each_draw(monkeypatch: pytest.MonkeyPatch) -> None:
