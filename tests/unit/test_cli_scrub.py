@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, MODEL, OPTIMIZER
+from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, MODEL, OPTIMIZER, PAGE
 from ecrl_cli.checkpoint.repair import scrub
 from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.checkpoint.store.store import StoreConfig
@@ -50,6 +50,13 @@ def test_a_sound_folder_is_valid_line_by_line(folder: Path, capsys: pytest.Captu
     assert main(["verify", str(folder)]) == 0
     expected = ["step_00000030: ok", "step_00000020: ok", "step_00000010: ok"]
     assert lines(capsys) == [f"{folder}: 3 checkpoints, 3 valid, 0 refused", *expected]
+
+
+def test_what_another_checkpointer_wrote_is_no_damage_and_not_looked_at(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "step_00000040").mkdir()
+    (folder / "step_00000040" / PAGE).write_text("{}")
+    assert main(["verify", str(folder)]) == 2
+    assert "another checkpointer wrote" in capsys.readouterr().err
 
 
 def test_the_exit_code_tells_some_damage_from_no_valid_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

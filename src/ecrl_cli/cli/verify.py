@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.format.names import REJECTED_PREFIX
+from ecrl_cli.checkpoint.format.names import PAGE, REJECTED_PREFIX
 from ecrl_cli.checkpoint.repair.damage import Finding
 from ecrl_cli.checkpoint.repair.diagnose import line
 from ecrl_cli.checkpoint.repair.repair import check_folder, repair
@@ -119,6 +119,10 @@ def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:
     if not folders and (flags.deep or flags.sample or flags.repair or flags.max_bytes):
         fact = "--deep, --sample, --max-bytes and --repair are for checkpoints"
         raise ConfigError("arguments", fact, "name a folder of checkpoints, or add --scrub")
+    for each in folders:
+        if next(each.folder.glob(f"step_*/{PAGE}"), None):
+            fact = "holds steps that another checkpointer wrote: only that can read them"
+            raise ConfigError(each.label, fact, "name the run without --scrub: it is judged by what its ranks recorded")
     if flags.repair and len(folders) != 1:
         raise ConfigError("--repair", f"takes the checkpoints of one folder, got {len(folders)}", "name one folder of checkpoints")
     if flags.repair:
