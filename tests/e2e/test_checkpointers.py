@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,16 @@ FORGOTTEN = """
         restore(self, {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.")}, document)
     module.TrainState._restore_optimizer = spoilt
 """
+
+
+# DCP as its documentation has it: every rank gives all of its state dict, and any rank's buffers are written. BatchNorm's differ between ranks.
+ANY_BUFFERS = """
+    module.own = lambda state: state
+"""
+BUGS = {
+    "forgotten": ("ecrl_cli.checkpoint.capture.train_state", FORGOTTEN),
+    "any_buffers": ("ecrl_cli.checkpoint.checkpointers.dcp", ANY_BUFFERS),
+}
 
 
 def statuses(verdict: Verdict) -> dict[str, str]:
@@ -61,15 +72,21 @@ def test_a_killed_run_is_restored_bit_for_bit_and_judged(sweep: dict[str, Path],
     assert parts >= ({"enqueue", "barrier"} if name == "dcp_async" else {"write", "settle", "barrier"}) and "hash" not in parts
 
 
-def test_optimizer_state_that_is_not_restored_is_found(sweep: dict[str, Path], tmp_path: Path) -> None:
-    launchers = SharedLaunchers(plant(tmp_path / "plant", {"forgotten": ("ecrl_cli.checkpoint.capture.train_state", FORGOTTEN)}))
-    try:
-        ecrl_in_process(tmp_path, *SHAPE, "checkpoint=torch_save", "suite_name=forgotten", "run_dir=run", launchers=launchers)
-    finally:
-        launchers.end()
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedLaunchers]:
+    launchers = SharedLaunchers(plant(tmp_path_factory.mktemp("planted") / "plant", BUGS))
+    yield launchers
+    launchers.end()
+
+
+@pytest.mark.parametrize(("bug", "strategy", "lost"), [("forgotten", "torch_save", "optimizer"), ("any_buffers", "dcp", "buffers")])
+def test_state_that_is_not_restored_is_found(
+    sweep: dict[str, Path], planted: SharedLaunchers, tmp_path: Path, bug: str, strategy: str, lost: str
+) -> None:
+    ecrl_in_process(tmp_path, *SHAPE, f"checkpoint={strategy}", f"suite_name={bug}", "run_dir=run", launchers=planted)
     verdict = verify_run(tmp_path / "run", sweep["blocking"])
     assert verdict.status == INVALID and statuses(verdict)[RESTORED] == INVALID
-    assert "began with other optimizer than checkpoints/step_00000008 held" in render(verdict)
+    assert f"began with other {lost} than checkpoints/step_00000008 held" in render(verdict)
 
 
 def test_what_the_loader_cannot_read_is_on_record_and_the_one_before_is_taken(sweep: dict[str, Path], tmp_path: Path) -> None:
