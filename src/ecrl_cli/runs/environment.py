@@ -24,7 +24,19 @@ from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.launch.child_environment import kernel_choices
 
-PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "numpy", "pandas", "matplotlib", "scipy", "safetensors", "torch_checkpointing", "torchsnapshot")
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "hydra-core",
+    "omegaconf",
+    "numpy",
+    "pandas",
+    "matplotlib",
+    "scipy",
+    "safetensors",
+    "torch_checkpointing",
+    "torchsnapshot",
+)
 
 
 def environment(run_dir: Path) -> dict[str, Any]:
