@@ -12,7 +12,10 @@ from typing import Any, ClassVar
 
 import pytest
 
+from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.main import main
+from ecrl_cli.cli.study import _configs
+from ecrl_cli.config.codec import encode
 from ecrl_cli.config.studies import Corruption, WriteLatency
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import ConfigError, EcrlError, RecordError, RunDirectoryError, Stopped
@@ -300,6 +303,41 @@ def test_every_option_of_a_study_can_be_composed(capsys: pytest.CaptureFixture[s
         except EcrlError as error:  # pragma: no cover
             pytest.fail(str(error))
         assert json.loads(capsys.readouterr().out)[0]["study"]["name"] == name
+
+
+FIXED = ("hostile", "compat")
+WITHIN = ("disk-timeline", "recovery-overhead", "signals")  # repeat within a trial, or try each once as it is
+
+
+@pytest.mark.parametrize("name", registry._STUDIES.builtin)
+def test_study_trials_sizes_every_study(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan with `study.trials=1` is no longer than the usual one, and shorter or of smaller trials; a fixed list says that it is one."""
+
+    def planned(*words: str) -> tuple[dict[str, Any], list[str]]:
+        (config,) = _configs(parse([f"study={name}", *words], "study"))
+        opened = registry.make_study(StudyContext(config, tmp_path))
+        try:
+            return encode(config.study), [f"{trial.key} {trial.facts}" for trial in opened.plan()]
+        finally:
+            opened.close()
+
+    if name in FIXED:
+        assert main(["study", f"study={name}", "study.trials=2"]) == 2
+        assert f"study.trials: {name} tries a fixed list" in capsys.readouterr().err
+        return
+    (keys, usual), (fewer, small) = planned(), planned("study.trials=1")
+    assert len(small) <= len(usual)
+    sizes = {"trials", *getattr(type(_configs(parse([f"study={name}"], "study"))[0].study), "SIZES", ())} & set(keys)
+    least = {"model_states": 64, "model_second": 4, "repetitions": 3}  # below them there is nothing to say
+    assert sizes and all(fewer[size] == min(keys[size], max(1, least.get(size, 0))) for size in sizes)
+    assert (len(small) < len(usual)) == (name not in WITHIN), (len(small), len(usual))
+
+
+def test_a_size_that_is_typed_stays() -> None:
+    (config,) = _configs(parse(["study=corruption", "study.trials=3", "study.clean=7"], "study"))
+    assert (config.study.trials, config.study.clean, config.study.flips) == (3, 7, 3)
+    (config,) = _configs(parse(["study=writers", "study.trials=300"], "study"))
+    assert (config.study.races, config.study.lies, config.study.saves) == (300, 100, 200)
 
 
 def test_the_published_intervals() -> None:

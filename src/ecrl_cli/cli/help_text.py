@@ -140,6 +140,7 @@ Examples
   ecrl study study=corruption study.trials=1000 seed=7
   ecrl study -m study=write-latency,crash-points seed=1,2
   ecrl study study=all run_dir=outputs/studies
+  ecrl study study=writers study.trials=20   any study, smaller: no number of repetitions is larger than study.trials
   ecrl study study=corruption trial=KEY      one trial alone, by its key in trials.jsonl
   ecrl study study=write-latency --cfg job   every key and its default
 

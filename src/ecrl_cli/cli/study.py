@@ -21,7 +21,7 @@ from ecrl_cli.config.conf_paths import conf_dir, groups
 from ecrl_cli.config.machine import check_torch
 from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.config.studies import study_keys
-from ecrl_cli.config.study import StudyConfig, build_study, study_id, study_name
+from ecrl_cli.config.study import StudyConfig, build_study, sized, study_id, study_name
 from ecrl_cli.errors import STOPPED, ConfigError, EcrlError, shown
 from ecrl_cli.studies.frame.registry import names
 
@@ -76,12 +76,23 @@ def _configs(arguments: Arguments) -> list[StudyConfig]:
     overrides = _with_all_named(arguments.overrides)
     _register(_check(overrides, known), written)
     with initialized(PRIMARY):
-        jobs = expand([override.input_line or "" for override in overrides])
+        jobs = [_sized(job) for job in expand([override.input_line or "" for override in overrides])]
         configs = [build_study(compose(PRIMARY, [*job, *search_override(arguments.search)])) for job in jobs]
     folders = [study_name(config) for config in configs]
     if repeated := next((name for name in folders if folders.count(name) > 1), None):
         raise ConfigError("sweep", f"study {repeated} comes up twice", "look for a value that is listed twice")
     return configs
+
+
+def _sized(job: list[str]) -> list[str]:
+    """The overrides of one study, `study.trials` in its own keys. A value that is no number is left to the check of the key."""
+    texts = dict(text.split("=", 1) for text in job)
+    trials = texts.get("study.trials", "")
+    if not trials.isdecimal() or int(trials) < 1:
+        return job
+    typed = {key.removeprefix("study.") for key in texts if key.startswith("study.")}
+    own = {f"study.{key}": value for key, value in sized(texts[PRIMARY], int(trials), typed).items()}
+    return [f"{key}={value}" for key, value in {**{key: text for key, text in texts.items() if key != "study.trials"}, **own}.items()]
 
 
 def _with_all_named(overrides: Iterable[Override]) -> list[Override]:
@@ -109,6 +120,7 @@ def _check(overrides: Iterable[Override], options: list[str]) -> list[str]:
         if name not in options:
             raise ConfigError("study", f"must be one of {', '.join(options)}, got {shown(name)}", did_you_mean(name, [*options, ALL]))
     keys = {f"study.{f.name}" for name in chosen if (found := study_keys(name)) for f in dataclasses.fields(found)}
+    keys |= {"study.trials"} if keys else set()  # means something to every study, if only a refusal
     for override in overrides:
         key = override.key_or_group
         if key not in _AROUND and key not in keys and keys:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ecrl_cli.config.failure_kinds import BUILTIN
 from ecrl_cli.config.recoveries import RECOVERIES
@@ -44,6 +44,7 @@ STRUCK = tuple(kind for kind in BUILTIN if kind not in ("backward", "partition")
 class WriteLatency:
     """`checkpoints` per seed and mode, modes interleaved. Published: 10 seeds x 40, 128 KiB model and 64 KiB optimizer."""
 
+    SIZES: ClassVar[tuple[str, ...]] = ("checkpoints",)
     name: str = "write-latency"
     modes: tuple[str, ...] = some_of(WRITE_MODES)
     layout: str = field(default="group", metadata={"choices": LAYOUTS})
@@ -64,6 +65,7 @@ class CrashPoints:
     per mode. A kill keeps the page cache, so trials may be in memory (`in_memory`) instead of beside their records, and be small.
     """
 
+    SIZES: ClassVar[tuple[str, ...]] = ("fewer", "kills")
     name: str = "crash-points"
     modes: tuple[str, ...] = some_of(WRITE_MODES)
     layouts: tuple[str, ...] = some_of(LAYOUTS)
@@ -88,6 +90,7 @@ class PowerLoss:
     `real_window_s` of the first acknowledgement; `real_states` crash states per block log; payload of `real_model_bytes` and `real_optimizer_bytes`.
     """
 
+    SIZES: ClassVar[tuple[str, ...]] = ("real_trials", "real_states", "model_states", "model_second", "model_folders")
     name: str = "power-loss"
     arms: tuple[str, ...] = some_of(("model", "shutdown", "blocks"))
     modes: tuple[str, ...] = some_of(WRITE_MODES)
@@ -110,6 +113,7 @@ class Corruption:
     `clean` verifications that must pass; `flips` of one bit per stock loader.
     """
 
+    SIZES: ClassVar[tuple[str, ...]] = ("random", "seeds", "clean", "flips")
     name: str = "corruption"
     arms: tuple[str, ...] = some_of(("published", "exhaustive", "random", "structural", "recovery", "clean", "anchors"))
     trials: int = count(400, 1)
@@ -126,6 +130,7 @@ class IoErrors:
     `spaces` - 1 pages), inodes (likewise), sync (strace fails the K-th fsync of a real process).
     """
 
+    SIZES: ClassVar[tuple[str, ...]] = ("spaces",)
     name: str = "io-errors"
     arms: tuple[str, ...] = some_of(("calls", "space", "inodes", "sync"))
     operations: tuple[str, ...] = some_of(("save", "save again", "settle", "recover", "claim", "set aside"))
@@ -139,6 +144,7 @@ class IoErrors:
 class DiskTimeline:
     """`checkpoints` per mode, one every `every_s`; the disk is sampled every `fine_s`, shown also every `interval_s` (published: 1 s)."""
 
+    SIZES: ClassVar[tuple[str, ...]] = ("checkpoints",)
     name: str = "disk-timeline"
     modes: tuple[str, ...] = some_of(WRITE_MODES)
     checkpoints: int = count(4, 1)
@@ -157,6 +163,7 @@ class Writers:
     clocks. `saves`: of a writer that is read concurrently.
     """
 
+    SIZES: ClassVar[tuple[str, ...]] = ("races", "lies", "saves")
     name: str = "writers"
     races: int = count(200, 1)
     every: int = count(1, 1)
@@ -178,6 +185,7 @@ class Hostile:
 class Hangs:
     """`each`: how often each hang, death or leak is tried; `slow`: scenarios of 1,000 slow steps for the detector."""
 
+    SIZES: ClassVar[tuple[str, ...]] = ("slow", "each")
     name: str = "hangs"
     each: int = count(1, 1)
     slow: int = count(20, 1)
@@ -188,6 +196,7 @@ class Hangs:
 class Signals:
     """`each`: how often each signal is sent in each phase."""
 
+    SIZES: ClassVar[tuple[str, ...]] = ("each",)
     name: str = "signals"
     each: int = count(1, 1)
     planted: bool = True
@@ -197,6 +206,7 @@ class Signals:
 class StoreSoak:
     """`ops` random operations (recorded: 200,000) in programs of `length`, modes and layouts in turn, compared with a reference model."""
 
+    SIZES: ClassVar[tuple[str, ...]] = ("ops",)
     name: str = "store-soak"
     modes: tuple[str, ...] = some_of(WRITE_MODES)
     layouts: tuple[str, ...] = some_of(LAYOUTS)
@@ -265,6 +275,7 @@ class Frameworks:
     """Jobs of examples/jobs, killed in several places and audited. `jobs`: which scripts; `processes`: on how many ranks, where a job can. `random`:
     audits of healthy jobs killed anywhere (recorded: 100)."""
 
+    SIZES: ClassVar[tuple[str, ...]] = ("random",)
     name: str = "frameworks"
     jobs: tuple[str, ...] = some_of(JOBS)
     processes: tuple[int, ...] = some_counts((1, 2), 1, 2)
@@ -284,6 +295,7 @@ class MiniBatchFailure:
     study's own time estimate.
     """
 
+    SIZES: ClassVar[tuple[str, ...]] = ("seeds", "rounds", "averages")
     name: str = "mini-batch-failure"
     scale: str = field(default="small", metadata={"choices": ("small", "paper", "smoke")})
     applications: tuple[str, ...] = some_of(("resnet50", "nt3"))
@@ -320,6 +332,7 @@ class RecoveryOverhead:
     dead worker is replaced; a warm spare starts in `spare_share` of a start. `weibull_shape`: of the gaps in the arm beside the exponential ones.
     """
 
+    SIZES: ClassVar[tuple[str, ...]] = ("repetitions",)
     name: str = "recovery-overhead"
     source: str = "published"
     mtbf_min: tuple[int, ...] = some_counts((45, 240, 600, 1320), 1, 10**7)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -54,6 +54,23 @@ def build_study(composed: Mapping[str, Any]) -> StudyConfig:
     if hasattr(study, "refuse"):
         study.refuse()
     return replace(convert(StudyConfig, values), study=study)
+
+
+def sized(name: str, trials: int, typed: Collection[str]) -> dict[str, int]:
+    """What `study.trials=TRIALS` means to the study `name`: the keys that it sets. `typed`: keys that the user set (without `study.`), which stay.
+
+    `SIZES` of a study are its numbers of repetitions: the first is what `trials` is elsewhere, where the study has no such key; the others get no
+    larger than it. ConfigError for a study whose trials are a fixed list.
+    """
+    keys = study_keys(name)
+    known: dict[str, Any] = {each.name: each for each in fields(keys)} if keys else {}
+    sizes: tuple[str, ...] = getattr(keys, "SIZES", ())
+    if "trials" not in known and not sizes:
+        way = "study.every=K tries each K-th" if "every" in known else "leave study.trials out"
+        raise ConfigError("study.trials", f"{name} tries a fixed list", way)
+    found = {"trials": trials} if "trials" in known else {sizes[0]: trials}
+    found |= {size: min(known[size].default, trials) for size in sizes if size not in found}
+    return {key: max(value, int(known[key].metadata.get("minimum", 0))) for key, value in found.items() if key not in typed or key == "trials"}
 
 
 def _refuse_unknown(keys: list[str], known: list[str], prefix: str) -> None:
