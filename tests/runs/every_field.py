@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.verify.reference import References
-from ecrl_cli.verify.verdict import NOT_CHECKED, VALID, Verdict
+from ecrl_cli.verify.verdict import NOT_CHECKED, VALID, Finding, Verdict
 from ecrl_cli.verify.verify_run import verify_run
 
 RECORDED = Path(__file__).parent.parent / "recorded"
@@ -201,16 +201,20 @@ class Judge:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.known = folder, References()
+        self.untouched: dict[str, tuple[Finding, ...]] = {}
 
     def verdict(self, change: Change) -> str:
-        """One line: the status, and each promise that is not kept with its first reason; how many more there are, and a digest of those."""
+        """One line: the status; each promise that is not kept with its first reason, how many more there are, and a digest of those; which of the
+        others say something else than of the untouched run."""
         run = self.folder / change.run
+        if change.run not in self.untouched:
+            self.untouched[change.run] = verify_run(run, known=References()).findings
         with applied(run, change):
             known = References() if change.run.endswith("ref") else self.known
             signal.signal(signal.SIGALRM, _too_long)
             signal.alarm(PATIENCE_S)
             try:
-                return line_of(verify_run(run, known=known), self.folder)
+                return line_of(verify_run(run, known=known), self.untouched[change.run], self.folder)
             except Exception as error:
                 return f"{type(error).__name__}: {without_paths(str(error), self.folder)}"
             finally:
@@ -221,21 +225,20 @@ def _too_long(number: int, frame: Any) -> None:
     raise TimeoutError(f"not judged within {PATIENCE_S} s")
 
 
-def line_of(verdict: Verdict, folder: Path) -> str:
-    wrong = [finding for finding in verdict.findings if finding.status not in (VALID, NOT_CHECKED)]
-    kept = [finding for finding in verdict.findings if finding.status == VALID]
-    unsaid = [finding.promise for finding in verdict.findings if finding.status == NOT_CHECKED]
-
+def line_of(verdict: Verdict, untouched: tuple[Finding, ...], folder: Path) -> str:
     def digest(lines: Iterable[str]) -> str:
         return hashlib.sha256(without_paths("\n".join(lines), folder).encode()).hexdigest()[:6]
 
-    said = [
-        f" | {finding.status} {without_paths(finding.message, folder).split(': ', 1)[-1]}"
-        + (f" (+{len(finding.evidence)} {digest(finding.evidence)})" if finding.evidence else "")
-        for finding in wrong
-    ]
-    not_checked = f" | not checked: {', '.join(unsaid)}" if unsaid else ""
-    return f"{verdict.status} {digest(text for finding in kept for text in (finding.message, *finding.evidence))}{''.join(said)}{not_checked}"
+    said = [verdict.status]
+    for finding, before in zip(verdict.findings, untouched, strict=True):
+        more = f" (+{len(finding.evidence)} {digest(finding.evidence)})" if finding.evidence else ""
+        if finding.status not in (VALID, NOT_CHECKED):
+            said.append(f"{finding.status} {without_paths(finding.message, folder).split(': ', 1)[-1]}{more}")
+        elif finding.status != before.status:
+            said.append(f"{finding.status}: {finding.promise}")
+        elif finding != before:
+            said.append(f"{finding.promise} says {digest([finding.message, *finding.evidence])}")
+    return " | ".join(said)
 
 
 def without_paths(text: str, folder: Path) -> str:
