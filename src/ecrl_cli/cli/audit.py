@@ -7,12 +7,13 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from xml.sax.saxutils import quoteattr
 
 from ecrl_cli.audit.verdict import EXIT_CODES, AuditVerdict, render
+from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report
+from ecrl_cli.cli.ci import junit as as_junit
 from ecrl_cli.cli.console import Parser, out, say
 from ecrl_cli.cli.permissions import restrict
-from ecrl_cli.errors import ConfigError, shown, visible
+from ecrl_cli.errors import ConfigError, shown
 
 PRIMARY = "audit"
 _TEXTS = ("audit.resume", "audit.elastic", "run_dir")
@@ -36,7 +37,7 @@ def _run(keys: list[str], command: tuple[str, ...], say: Callable[[str], None]) 
     if not command:
         raise ConfigError("COMMAND", "is missing", "write it behind --: ecrl audit -- python train.py --out {dir}")
     flags, keys = reporting().parse_known_args(keys)
-    _check_junit(flags.junit)
+    check_report(flags.junit)
     arguments = parse([quoted(key) for key in keys], PRIMARY)
     with initialized(PRIMARY):
         config = build_audit(compose(PRIMARY, [override.input_line or "" for override in arguments.overrides]))
@@ -55,12 +56,6 @@ def reporting() -> Parser:
     return made
 
 
-def _check_junit(report: Path | None) -> None:
-    """ConfigError before anything is run, if the report could not be written behind it."""
-    if report is not None and (not report.absolute().parent.is_dir() or report.is_dir()):
-        raise ConfigError("--junit", f"{shown(str(report))} cannot be written", "name a file in a folder that there is")
-
-
 def quoted(text: str) -> str:
     """Quotes the values that hold words of a command: Hydra's grammar would parse their dashes, braces and spaces."""
     from ecrl_cli.cli.compose import quote
@@ -77,7 +72,7 @@ def _judge(words: list[str]) -> int:
         return _compare_states(flags.folders)
     if len(flags.folders) != 1 or not flags.folders[0].is_dir():
         raise ConfigError("ecrl audit", f"needs the folder of a recording, got {shown(' '.join(map(str, flags.folders)))}", "or a command behind --")
-    _check_junit(flags.junit)
+    check_report(flags.junit)
     folder = flags.folders[0].absolute()
     verdict = judge_folder(folder, flags.reference, flags.order)
     write_result(folder, verdict, {})
@@ -118,15 +113,8 @@ def _compare_states(paths: list[Path]) -> int:
 
 def junit(verdict: AuditVerdict, name: str) -> str:
     """JUnit XML: one test case for each promise of each arm."""
-    cases = []
-    for finding in verdict.findings:
-        inner = ""
-        if finding.status == "broken":
-            inner = f"<failure message={quoteattr(visible(finding.message))}/>"
-        elif finding.status != "kept":
-            inner = f"<skipped message={quoteattr(visible(f'{finding.status}: {finding.message}'))}/>"
-        cases.append(f"<testcase classname={quoteattr(visible(finding.arm or 'job'))} name={quoteattr(visible(finding.promise))}>{inner}</testcase>")
-    broken = sum(finding.status == "broken" for finding in verdict.findings)
-    skipped = sum(finding.status not in ("kept", "broken") for finding in verdict.findings)
-    head = f'<testsuite name={quoteattr(visible(name))} tests="{len(cases)}" failures="{broken}" skipped="{skipped}">'
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + head + "".join(cases) + "</testsuite>\n"
+    states = {"kept": PASSED, "broken": FAILED}
+    found = verdict.findings
+    told = [each.message if each.status in states else f"{each.status}: {each.message}" for each in found]
+    cases = [Case(f.arm or "job", f.promise, states.get(f.status, SKIPPED), text) for f, text in zip(found, told, strict=True)]
+    return as_junit(name, cases)

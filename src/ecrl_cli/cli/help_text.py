@@ -64,7 +64,7 @@ Failures (failure=NAME; docs/failures.md says more)
 """
 
 _VERIFY = """\
-ecrl verify DIR... [--reference DIR | --with-reference] [--seal-key FILE] [--scrub] [--track] [--json]
+ecrl verify DIR... [--reference DIR | --with-reference] [--seal-key FILE] [--scrub] [--track] [--junit FILE] [--github] [--json]
 ecrl verify CHECKPOINT... [--sample N] [--deep] [--repair OUT_DIR] [--max-bytes N] [--json]
 
 Judges recorded runs by their records alone. A sweep folder stands for all its runs. 0 valid, 1 invalid, 3 unknown.
@@ -84,6 +84,7 @@ Examples
   --seal-key FILE    every run must be sealed and signed with the key in FILE; else the one of its seal.key_file is used, where it is there
   --reference DIR    hold the runs against this one; without it against undisturbed runs beside them, and in references/ there
   --with-reference   a run with failures is unknown without an undisturbed one: train that one first. Its time is estimated before.
+  --junit FILE       the promises as JUnit XML; --github: those that are broken or not proven as annotations of a workflow
   --track            take verdict and metrics to the tracker of each run (tracker=), which writes where the run's configuration says
   --scrub            scrub the checkpoints of the runs too
   --sample N         look at N checkpoints (the newest, others evenly spread); one bad one, and all are looked at
@@ -100,7 +101,7 @@ only who has the key can.
 """
 
 _REPORT = """\
-ecrl report DIR... [--against OTHER] [--out DIR] [--judge | --no-verify] [--json]
+ecrl report DIR... [--against OTHER] [--out DIR] [--judge | --no-verify] [--junit FILE] [--github] [--json]
 
 Writes index.html, Markdown, CSV, JSON and figures of recorded runs and studies, into DIR/report unless --out names a folder.
 Runs that have ended and have no verdict that holds are verified first, as `ecrl verify` does.
@@ -121,6 +122,7 @@ Examples
   --judge            judge every run anew. Without it the verdicts on file are shown, where records and checkpoints have not changed since; they are
                      not signed: use it for runs that somebody else verified
   --no-verify        show the verdicts on file and verify nothing
+  --junit FILE       gates and verdicts as JUnit XML; --github: those that failed as annotations of a workflow
   --json             print it as JSON
 
 """

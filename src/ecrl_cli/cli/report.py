@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 
+from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report, github, junit
 from ecrl_cli.cli.console import Parser, out, say
 from ecrl_cli.cli.targets import checked
 from ecrl_cli.cli.verify import judge
@@ -30,6 +32,7 @@ from ecrl_cli.verify.reference import References
 def report(argv: Sequence[str]) -> int:
     """Writes the report beside its inputs (or to --out) and prints the page's path. Exit code 1: a gate failed; 3: a verdict or result is missing."""
     flags = parser().parse_args(list(argv))
+    check_report(flags.junit)
     other = checked(flags.against) if flags.against else None
     if flags.verify and not flags.judge:
         verify_missing([*flags.folders, *([other] if other else [])])
@@ -37,12 +40,29 @@ def report(argv: Sequence[str]) -> int:
     for note in made.notes:
         sys.stderr.write(f"ecrl: {printable(note)}\n")
     page = str(made.page)
+    if flags.junit or flags.github:
+        cases = gate_cases(json.loads(made.page.with_name("report.json").read_text(encoding="utf-8")))
+        for text in github(cases) if flags.github else ():
+            sys.stderr.write(text + "\n")
+        if flags.junit:
+            flags.junit.write_text(junit("ecrl report", cases), encoding="utf-8")
     if flags.json:
         document = json.loads(made.page.with_name("report.json").read_text(encoding="utf-8"))
         sys.stdout.write(json.dumps({"page": page, "exit_code": made.exit_code, "text": made.text, **document}, indent=2) + "\n")
     else:
         out(made.text.rstrip() + ("" if page in made.text else f"\n{page}"))
     return made.exit_code
+
+
+def gate_cases(document: dict[str, Any]) -> list[Case]:
+    """report.json's gates of each suite, and the verdict of each run."""
+    states = {"valid": PASSED, "invalid": FAILED}
+    gates = [
+        Case(suite, each["name"], PASSED if each["passed"] else FAILED, each["message"])
+        for suite, gates in document["gates"].items()
+        for each in gates
+    ]
+    return gates + [Case(row["run"], "verdict", states.get(row["verdict"], SKIPPED), str(row["verdict"])) for row in document["runs"]]
 
 
 def verify_missing(folders: list[Path]) -> None:
@@ -92,6 +112,8 @@ def parser() -> Parser:
     made.add_argument("--out", type=Path)
     made.add_argument("--against", type=Path)
     made.add_argument("--judge", action="store_true")
+    made.add_argument("--junit", type=Path)
+    made.add_argument("--github", action="store_true")
     made.add_argument("--no-verify", dest="verify", action="store_false")
     made.add_argument("--json", action="store_true")
     return made

@@ -18,6 +18,7 @@ from ecrl_cli.checkpoint.repair.diagnose import line
 from ecrl_cli.checkpoint.repair.repair import check_folder, repair
 from ecrl_cli.checkpoint.repair.scrub import Scrub, ScrubConfig, ScrubResult, scrub
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
+from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report, github, junit
 from ecrl_cli.cli.console import Parser, out, say
 from ecrl_cli.cli.permissions import restrict
 from ecrl_cli.cli.targets import Checkpoints, checked, checkpoints_of, sorted_out
@@ -61,6 +62,7 @@ def verify(argv: Sequence[str]) -> int:
     if flags.scrub:
         folders += [found for run in runs if (found := checkpoints_of(run)) is not None]
     _check_flags(flags, folders)
+    check_report(flags.junit)
     known = References(key)
     if flags.with_reference and (stopped := train_references(runs, known)):
         return stopped
@@ -74,6 +76,11 @@ def verify(argv: Sequence[str]) -> int:
             answers[folder.label] = scrubbed(folder, config, flags.repair)
         except StorageError as error:  # this folder cannot be read; the results of the others are still printed
             answers[folder.label] = _unreadable(folder.label, error)
+    cases = [case for name, answer in answers.items() for case in _cases(name, answer.document)]
+    if flags.junit:
+        flags.junit.write_text(junit("ecrl verify", cases), encoding="utf-8")
+    for text in github(cases) if flags.github else ():
+        sys.stderr.write(text + "\n")
     if flags.json:
         sys.stdout.write(json.dumps({name: answer.document for name, answer in answers.items()}, indent=2) + "\n")
     for answer in answers.values():
@@ -89,6 +96,8 @@ def parser() -> Parser:
     made.add_argument("--with-reference", action="store_true")
     made.add_argument("--seal-key", type=Path)
     made.add_argument("--json", action="store_true")
+    made.add_argument("--junit", type=Path)
+    made.add_argument("--github", action="store_true")
     made.add_argument("--track", action="store_true")
     made.add_argument("--scrub", action="store_true")
     made.add_argument("--deep", action="store_true")
@@ -108,6 +117,17 @@ def _integrity_config(folder: Path, max_bytes: int) -> IntegrityConfig:
             stored = read_run_config(layout)
             run_id, allowed, finite = stored.run_id, stored.config.checkpoint.max_bytes, stored.config.checkpoint.finite
     return IntegrityConfig(run_id, max_bytes or allowed, trust_owner=True, finite=finite)
+
+
+def _cases(name: str, document: dict[str, Any]) -> list[Case]:
+    """A case for each promise of a run; one for a folder of checkpoints, or for what could not be read."""
+    run = Path(name).name or name
+    states = {"valid": PASSED, "invalid": FAILED, "no valid checkpoint": FAILED}
+    if "findings" not in document:
+        state = states.get(document["status"], SKIPPED)
+        return [Case(run, "verify", state, document.get("error", "") or str(document["status"]))]
+    found = [(each["promise"], each["status"], each["message"]) for each in document["findings"]]
+    return [Case(run, promise, states.get(status, SKIPPED), text if status in states else f"{status}: {text}") for promise, status, text in found]
 
 
 def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:

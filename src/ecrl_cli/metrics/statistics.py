@@ -45,7 +45,8 @@ class Interval:
 class Signs:
     """The sign test: how many differences are positive, negative and exactly zero.
 
-    `low`, `high`: Clopper-Pearson interval of the share of positives among the nonzero ones; `p`: two-sided. None if all are zero.
+    `low`, `high`: Clopper-Pearson interval of the share of positives among the nonzero ones; `p`: two-sided. None if fewer than two are nonzero:
+    one pair tells nothing of the next.
     """
 
     positive: int
@@ -149,8 +150,8 @@ def signs(differences: Sequence[float]) -> Signs:
 @lru_cache(maxsize=16384)
 def _signs(positive: int, negative: int, ties: int) -> Signs:
     decided = positive + negative
-    if not decided:
-        return Signs(0, 0, ties, None, None, None)
+    if decided < 2:
+        return Signs(positive, negative, ties, None, None, None)
     share = clopper_pearson(positive, decided)
     p = min(1.0, 2 * float(special.bdtr(min(positive, negative), decided, 0.5)))
     return Signs(positive, negative, ties, share.low, share.high, p)
