@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from torch import nn
 from ecrl_cli.checkpoint.capture.live_state import LiveState
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.capture.shared_state import NotShareable, SharedState
+from ecrl_cli.checkpoint.format.image import TensorSpec, plan_image
 from ecrl_cli.checkpoint.format.manifest import components
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.strategies.deferral import UNWATCHED, Deferral
@@ -33,6 +35,7 @@ from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.records.span_clock import SpanClock
+from ecrl_cli.storage.writing import BLOCK
 from tests.conftest import comes_true
 from tests.unit.checkpoint_support import writer_process
 from tests.unit.test_checkpoint_train_state import OPTIMIZERS, Run, config, lines
@@ -167,6 +170,24 @@ def test_a_rank_that_goes_while_its_state_is_copied_leaves_a_whole_checkpoint(ra
     assert supervisor.receive(wait=True) == [{"kind": "drained"}]
     supervisor.close()
     assert [line.event for line in lines(rank.root)] == ["submitted", "released", "received", "committed"]
+    assert rank.saved() == digests
+
+
+def test_a_rank_that_leaves_its_attempt_waits_for_the_copy_and_is_free_then(rank_of: MakeRank) -> None:
+    """As one that outlives others: its state is trained on in the next attempt."""
+    rank = rank_of()
+    rank.ready()
+    with rank.standing_writer():
+        digests = rank.run.train_state.digests()
+        rank.save()
+        left = threading.Thread(target=rank.strategy.close)
+        rank.beaten.clear()
+        left.start()
+        assert rank.beaten.wait(60) and left.is_alive()
+    left.join()
+    assert not rank.run.optimizer._optimizer_step_pre_hooks and not rank.run.optimizer._optimizer_step_post_hooks
+    rank.run.train(1)
+    assert comes_true(lambda: bool(rank.of("committed")))
     assert rank.saved() == digests
 
 
@@ -389,6 +410,25 @@ def test_what_is_refused_is_left_where_it_was() -> None:
     with pytest.raises(NotShareable, match="are the same memory"):
         SharedState({"parameters.a": whole, "parameters.b": whole.detach()})
     assert [tensor.data_ptr() for tensor in tensors.values()] == at
+
+
+def test_a_state_that_changes_while_it_is_copied_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = SharedState({"parameters.a": torch.arange(3.0), "parameters.b": torch.ones(2)})
+    parts = plan_image({"all": [TensorSpec("parameters.a", "torch.float32", (3,)), TensorSpec("parameters.b", "torch.float32", (2,))]}).parts
+    seen, image = LiveState(os.dup(state.memory.fd), state.memory.nbytes, state.places), memoryview(bytearray(2 * BLOCK))
+    assert seen.copy_into(image, parts, 0) and not seen.copy_into(image, parts, 1), "the count is another from the beginning"
+    copied, copy = list[Any](), np.copyto
+
+    def meanwhile(*given: Any) -> None:
+        copy(*given)
+        copied.append(given)
+        state.changes.add()
+
+    monkeypatch.setattr(np, "copyto", meanwhile)
+    assert not seen.copy_into(image, parts, 0) and len(copied) == 2
+    copied.clear()
+    seen.close()
+    state.close()
 
 
 def test_the_writer_cannot_change_the_state() -> None:
