@@ -18,8 +18,10 @@ import torch
 from torch import nn
 
 from ecrl_cli.checkpoint.capture.live_state import LiveState
+from ecrl_cli.checkpoint.capture.loading import tensor_at
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.capture.shared_state import NotShareable, SharedState
+from ecrl_cli.checkpoint.capture.tensor_sources import spec_of
 from ecrl_cli.checkpoint.format.image import TensorSpec, plan_image
 from ecrl_cli.checkpoint.format.manifest import components
 from ecrl_cli.checkpoint.store.store import CheckpointStore
@@ -410,6 +412,22 @@ def test_what_is_refused_is_left_where_it_was() -> None:
     with pytest.raises(NotShareable, match="are the same memory"):
         SharedState({"parameters.a": whole, "parameters.b": whole.detach()})
     assert [tensor.data_ptr() for tensor in tensors.values()] == at
+
+
+def test_tensors_of_any_order_in_memory_are_copied_as_they_are_read() -> None:
+    tensors = {
+        "parameters.last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "parameters.turned": torch.arange(6, dtype=torch.bfloat16).view(2, 3).t(),
+        "parameters.one": torch.tensor(7, dtype=torch.int64),
+    }
+    expected = {name: tensor.clone() for name, tensor in tensors.items()}
+    plan = plan_image({"all": [spec_of(name, tensor) for name, tensor in tensors.items()]})
+    state = SharedState(tensors)
+    seen, image = LiveState(os.dup(state.memory.fd), state.memory.nbytes, state.places), memoryview(bytearray(plan.nbytes))
+    assert seen.copy_into(image, plan.parts, 0)
+    assert all(torch.equal(tensor_at(image, place), expected[place.spec.name]) for place in plan.tensors)
+    seen.close()
+    state.close()
 
 
 def test_a_state_that_changes_while_it_is_copied_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:

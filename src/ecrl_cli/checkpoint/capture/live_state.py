@@ -1,7 +1,7 @@
 """Rank 0's live parameters and optimizer state in shared memory, as the background writer maps and copies them. Torch-free.
 
 Layout of the memory (a memfd, so that nothing is left behind by anybody's death): a block whose first word counts the changes of the state, then the
-tensors. Rank 0 adds one to the word right before its optimizer changes them; a copy counts only if the word is the same before and behind it.
+tensors. Rank 0 adds one to the word right before its optimizer changes them; a copy counts only if the word behind it is what it was at the capture.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ class LiveState:
         self._places = places
 
     def copy_into(self, memory: memoryview, parts: Sequence[PartPlace], changes: int) -> bool:
-        """Copy every tensor to its place in the image `memory`; whether the state was that of `changes` from the beginning to the end."""
-        if int(self._word[0]) != changes:
-            return False
+        """Copy every tensor to its place in the image `memory`; whether the state is still that of `changes` then."""
         targets = {place.spec.name: place for part in parts for place in part.tensors}
         for place in self._places:
             target = targets[place.name]
