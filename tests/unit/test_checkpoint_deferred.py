@@ -411,6 +411,10 @@ def test_what_is_refused_is_left_where_it_was() -> None:
         SharedState(tensors)
     with pytest.raises(NotShareable, match="are the same memory"):
         SharedState({"parameters.a": whole, "parameters.b": whole.detach()})
+    with pytest.raises(NotShareable, match="b is on meta, only a state on the CPU"):
+        SharedState({"parameters.a": tensors["parameters.a"], "parameters.b": torch.zeros(3, device="meta")})
+    with pytest.raises(NotShareable, match="b overlaps itself or has gaps"):
+        SharedState({"parameters.a": tensors["parameters.a"], "parameters.b": torch.empty(2, 3).as_strided((2, 3), (1, 1))})
     assert [tensor.data_ptr() for tensor in tensors.values()] == at
 
 

@@ -67,8 +67,10 @@ class SharedState:
     def _check(tensors: dict[str, torch.Tensor]) -> None:
         storages: dict[int, str] = {}
         for name, tensor in tensors.items():
-            if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-                raise NotShareable(f"{name} is {tensor.layout} on {tensor.device.type}")
+            if tensor.device.type != "cpu":
+                raise NotShareable(f"{name} is on {tensor.device}, only a state on the CPU can be shared so far")
+            if tensor.layout != torch.strided:
+                raise NotShareable(f"{name} is {tensor.layout}")
             storage = tensor.untyped_storage()
             if tensor.storage_offset() or storage.nbytes() != tensor.nbytes:
                 raise NotShareable(f"{name} is a view of larger memory")
