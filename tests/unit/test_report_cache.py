@@ -236,3 +236,14 @@ def test_a_run_that_has_not_ended_or_cannot_be_written_is_not_verified(
     said = capsys.readouterr().err
     assert "blk: cannot be written, so it is not verified; ecrl report --judge judges without storing anything" in said
     assert "running:" not in said and not any(RunLayout(sweep / name).verdict.exists() for name in ("blk", "running"))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_page_opens_with_what_broke(sweep: Path) -> None:
+    """Run, promise, step and likely cause stand before anything else is said."""
+    edit_lines(RunLayout(sweep / "blk").attempt(2).rank(1), at_step(21, loss=0.1))
+    made = report([sweep], judge_anew=True)
+    opening = made.page.read_text().partition('<div class="answer">')[2].partition("</p>")[0]
+    assert "blk broke same-trajectory: the first differing step is step 21 at the latest, component loss (rank 1: 0.1 for 0.733" in opening
+    assert "it broke records-consistent too. Likely cause: records contradict one another, so they were edited or are incomplete." in opening
+    assert made.text.startswith("blk broke same-trajectory: the first differing step is step 21")

@@ -17,14 +17,14 @@ from ecrl_cli.report.tables.renderers import escaped, markdown_of, markdown_sect
 from ecrl_cli.report.tables.runs import brief_runs, recoveries_table
 from ecrl_cli.report.tables.studies import shown_tables
 from ecrl_cli.report.text.study_summary import circumstances, command, headline, progress
-from ecrl_cli.report.text.summary import ReportSummary
+from ecrl_cli.report.text.summary import ReportSummary, broken
 
 ALONE, AMONG_OTHERS, IN_MARKDOWN = 24, 8, 60  # rows of a study's table
 
 
 def terminal(comparison: Comparison, page: Path, studies: Sequence[StudyResult] = ()) -> str:
     """The runs of every suite, the arms compared, excluded runs, failed gates, and the page's path."""
-    lines: list[str] = []
+    lines = [*broken(comparison), ""] if broken(comparison) else []
     for suite in comparison.suites:
         scale = f"; scale {comparison.scale([suite])}" if any(run.counted for run in comparison.runs if run.suite == suite) else ""
         lines += [f"{printable(suite) or 'no suite'} (goodput in committed steps per second{scale})", *terminal_of(brief_runs(comparison, suite))]

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ecrl_cli.report.formats import by_value, count, distance, duration, listed, plural
+from ecrl_cli.report.formats import by_value, count, distance, duration, listed, plural, short
 from ecrl_cli.report.model.arms import BASES
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.contrast import compared_arms, versus
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.text.claims import noise, repeated, sentences, winner
+from ecrl_cli.verify.verdict import INVALID
+
+MOST_BROKEN = 3  # runs named in the summary
+# Of several broken promises the first of these is the cause of the others more often than not.
+CAUSES = {
+    "records-sealed": "records were changed after the run had ended",
+    "records-consistent": "records contradict one another, so they were edited or are incomplete",
+    "no-bad-checkpoint": "it went on from a checkpoint that had to be refused",
+    "state-restored": "what a rank held after a restart is not what had been saved",
+    "exactly-once": "samples were lost or repeated",
+    "same-input": "the same samples became other inputs",
+    "state-consistent": "ranks drifted apart, or a schedule was stepped too often or too rarely",
+    "same-trajectory": "something that no other promise watches changed the arithmetic, such as generators, kernels or the world size",
+}
 
 
 @dataclass(frozen=True)
 class ReportSummary:
-    """`tone`: good, bad or doubt. `paragraphs`: what ran and its verdicts, costs, confidence; each a tuple of sentences."""
+    """`tone`: good, bad or doubt. `paragraphs`: what broke, what ran and its verdicts, costs, confidence; each a tuple of sentences."""
 
     headline: str
     tone: str
@@ -29,6 +43,7 @@ def summarize(comparison: Comparison) -> ReportSummary:
     headline, tone = _headline(comparison)
     apart = f"The suites are not pooled: {comparison.why_not_pooled}." if comparison.why_not_pooled else ""
     parts = [
+        broken(comparison),
         [_what_ran(comparison), _judged(comparison), _recovered(comparison)],
         [*(sentences(comparison) if repeated(comparison) else _costs(comparison)), *_stalls(comparison)],
         [noise(comparison), _confidence(comparison), apart, *comparison.notes, _left_out(comparison), _gates(comparison)],
@@ -56,6 +71,21 @@ def _headline(comparison: Comparison) -> tuple[str, str]:
         return f"{judged}, but a quality gate failed", "bad"
     won = winner(comparison)
     return f"{won}. {judged}" if won else judged, "good"
+
+
+def broken(comparison: Comparison) -> list[str]:
+    """Of each run that broke a promise (MOST_BROKEN of them): which run, which promise, what the verdict says of it, and the likely cause."""
+    invalid = [run for run in comparison.runs if run.verdict.status == INVALID]
+    told = []
+    for run in invalid[:MOST_BROKEN]:
+        wrong = {finding.promise: finding.message for finding in run.verdict.findings if finding.status == INVALID}
+        promise = next(iter(wrong))
+        what = short(wrong[promise].removeprefix(f"Broke promise: {promise} - "), 300)
+        also = f"; it broke {listed(list(wrong)[1:])} too" if len(wrong) > 1 else ""
+        cause = next((f" Likely cause: {words}." for name, words in CAUSES.items() if name in wrong), "")
+        told.append(f"{run.name} broke {promise}: {what}{also}.{cause}")
+    more = len(invalid) - len(told)
+    return [*told, f"{plural(more, 'more run')} broke a promise; the table of runs names them."] if more else told
 
 
 def _what_ran(comparison: Comparison) -> str:
