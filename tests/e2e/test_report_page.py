@@ -175,6 +175,36 @@ def test_it_fits_a_phone(request: pytest.FixtureRequest, show: Show, kind: str) 
     assert tab.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
 
 
+# Of every table's cells, what is inside is shown whole: no cell and no box around it cuts something off that cannot be scrolled to.
+CUT = """(() => {
+  for (const fold of document.querySelectorAll("details")) fold.open = true;
+  const cut = [];
+  for (const cell of document.querySelectorAll("th, td")) {
+    if (!cell.offsetParent) continue;
+    for (let box = cell; box && box !== document.body; box = box.parentElement) {
+      const how = getComputedStyle(box).overflowX;
+      const edge = box.getBoundingClientRect();
+      const inside = cell.getBoundingClientRect();
+      if (["hidden", "clip"].includes(how) && (box === cell ? box.scrollWidth > box.clientWidth + 1 : inside.right > edge.right + 1)) {
+        cut.push(`${box.tagName}.${box.className}: ${cell.textContent.trim().slice(0, 40)}`);
+      }
+      if (["auto", "scroll"].includes(how)) break;
+    }
+  }
+  return cut.slice(0, 5).join("; ");
+})()"""
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize("kind", ["page", "studies"])
+def test_no_column_is_cut_off(request: pytest.FixtureRequest, show: Show, kind: str, width: int) -> None:
+    tab = show(request.getfixturevalue(kind), width=width)
+    assert tab.run("document.querySelectorAll('td').length") > 20
+    assert tab.run(CUT) == ""
+    tab.run("(document.querySelector('td').style.cssText = 'display: block; overflow: hidden; width: 4px; white-space: nowrap', 0)")
+    assert tab.run(CUT) != "", "the test can see it"
+
+
 @pytest.mark.parametrize("kind", ["page", "studies"])
 def test_it_follows_the_readers_theme_and_can_be_told_otherwise(request: pytest.FixtureRequest, show: Show, kind: str) -> None:
     shown = request.getfixturevalue(kind)

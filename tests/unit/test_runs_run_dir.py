@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from ecrl_cli.config.build import build
 from ecrl_cli.config.schema import RunConfig, StorageConfig
 from ecrl_cli.errors import ConfigError, RunDirectoryError
 from ecrl_cli.runs.run import RunContext, RunResult
-from ecrl_cli.runs.run_dir import link_run_dir, lost
+from ecrl_cli.runs.run_dir import check_run_dir, link_run_dir, lost
 from ecrl_cli.runs.run_plan import RunPlan, plan_run
 from ecrl_cli.storage import fs_wrapper
 from ecrl_cli.storage.fs import CREATE
@@ -146,3 +147,13 @@ def test_a_run_that_lies_elsewhere_is_judged_among_its_neighbours_here(tmp_path:
     (sweep / "run").symlink_to(tmp_path / "elsewhere-one")
     verdict = verify_run(sweep / "run", None)
     assert (verdict.run, verdict.reference) == ("run", "reference")
+
+
+@pytest.mark.parametrize("target", [12, 48])
+def test_the_target_of_a_run_is_not_changed_and_the_line_says_why(tmp_path: Path, target: int) -> None:
+    """Neither raised nor lowered: each step's learning rate follows from it."""
+    run = RunBuilder(tmp_path / "ref", config_of("ref")).build()
+    run.root.chmod(0o755)
+    with pytest.raises(RunDirectoryError) as refused:
+        check_run_dir(plan_run(replace(config_of("ref"), target_steps=target), run.root))
+    assert f"(target_steps 24 there and {target} here); a run keeps its target, over which its learning rate falls" in refused.value.line()

@@ -139,7 +139,10 @@ def _check_contents(run: RunPlan) -> None:
 def _another_run(run: RunPlan, document: dict[str, Any]) -> RunDirectoryError:
     changes = ", ".join(differences({**BEFORE, **document["config"]}, encode(run.config), NOT_IDENTITY)[:3])
     fact = f"{run.layout.root} belongs to run {str(document.get('run_id'))[:8]}, this configuration is {run.run_id[:8]}"
-    return RunDirectoryError("run_dir", f"{fact} ({changes or 'config.json was edited'})", "set it back or choose another run_dir")
+    way = "set it back or choose another run_dir"
+    if changes.startswith("target_steps "):
+        way = "a run keeps its target, over which its learning rate falls: set it back, or choose another run_dir for a new run"
+    return RunDirectoryError("run_dir", f"{fact} ({changes or 'config.json was edited'})", way)
 
 
 def _refuse_foreign(path: Path) -> None:
