@@ -24,7 +24,7 @@ def test_it_is_a_notebook_of_ten_cells_without_results() -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_its_cells_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep = make_sweep(tmp_path / "sweep", [plan for seed in (1, 2, 3) for plan in arms(seed=seed)])
+    sweep = make_sweep(tmp_path / "sweep", [plan for seed in (1, 2) for plan in arms(seed=seed)])
     report([sweep])
     monkeypatch.setenv("ECRL_SWEEP", str(sweep))
     matplotlib.use("Agg")
@@ -34,7 +34,7 @@ def test_its_cells_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             exec("".join(cell["source"]), names)
     assert len(plt.get_fignums()) == 5
     plt.close("all")
-    assert len(names["runs"]) == 12 and names["verdicts"].loc["blk", "valid"] == 3
+    assert len(names["runs"]) == 8 and names["verdicts"].loc["blk", "valid"] == 2
     assert set(names["restarts"]["arm"]) == {"blk", "ovl"} and set(names["checkpoints"]["arm"]) == {"ref", "blk", "ovl"}
     assert names["curves"].groupby("run")["step"].max().eq(60).all() and names["again"].max() == 1
     assert ((names["comparisons"]["arm"] == "ovl") & (names["comparisons"]["base"] == "blk")).any()
