@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("audit")
-    keys = ("failure=kill", "failure.steps=[13.backward,19]", "run_dir=job")
+    keys = ("failure=kill", "failure.steps=[13.backward,19]", "run_dir=job", "--junit", "job.xml")
     done = run_ecrl(folder, "audit", *keys, "--", sys.executable, JOB, "--out", "{dir}", timeout=500)
     return folder, done.stdout
 
@@ -33,6 +34,10 @@ def test_a_healthy_job_is_valid(healthy: tuple[Path, str]) -> None:
     assert {"restored: parameters", "restored: optimizer", "restored: generators", "restored: scaler"} <= kept
     launches = json.loads((folder / "job" / "struck" / "arm.json").read_text())["launches"]
     assert [launch["signal"] for launch in launches] == [9, 9, None]
+    report = ElementTree.parse(folder / "job.xml").getroot()
+    cases = [(case.get("classname"), case.get("name")) for case in report.iter("testcase")]
+    assert len(cases) == len(document["findings"]) and ("struck", "same end") in cases
+    assert list(report.iter("failure")) == []
 
 
 def test_recording_changes_no_bit(healthy: tuple[Path, str]) -> None:
@@ -47,9 +52,19 @@ def test_recording_changes_no_bit(healthy: tuple[Path, str]) -> None:
 
 def test_a_planted_bug_is_found_and_named(healthy: tuple[Path, str]) -> None:
     folder, _ = healthy
-    keys = ("audit.references=1", "failure=kill", "failure.steps=[13]", "audit.resume=--out {dir} --bug optimizer", "run_dir=bug")
-    done = run_ecrl(folder, "audit", *keys, "--", sys.executable, JOB, "--out", "{dir}", check=1, timeout=500)
+    keys = (
+        "audit.references=1",
+        "failure=kill",
+        "failure.steps=[13]",
+        "audit.resume=--out {dir} --bug optimizer",
+        "run_dir=bug",
+        "--junit",
+        "bug.xml",
+    )
+    done = run_ecrl(folder, "audit", *keys, "--junit", "bug.xml", "--", sys.executable, JOB, "--out", "{dir}", check=1, timeout=500)
     assert done.stdout.startswith("bug: invalid: the optimizer's state in front of step 11 is that of no earlier step (0 entries): it was not loaded")
+    failed = [case.get("name") for case in ElementTree.parse(folder / "bug.xml").getroot().iter("testcase") if case.find("failure") is not None]
+    assert "restored: optimizer" in failed and "exactly once" not in failed
     again = ecrl_in_process(folder, "audit", "bug", check=1).stdout
     assert again.splitlines()[0] == done.stdout.splitlines()[0]
 

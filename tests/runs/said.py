@@ -29,6 +29,8 @@ SAID: tuple[tuple[str, str], ...] = (
     ("a bit flipped in what was resumed from", "which the integrity check refuses: hash: model.safetensors does not match its BLAKE3"),
     ("a committed checkpoint is gone", "step 24 was committed (attempt 2) and is gone"),
     ("another run's checkpoint", "checkpoints/step_00000018 belongs to run"),
+    ("a refusal of what is older", "attempt 2 refused checkpoints/step_00000012, which is not newer than what it resumed from"),
+    ("a refusal of what it resumed from", "attempt 2 refused checkpoints/step_00000018, which is not newer than what it resumed from"),
     ("a loss changed", "the first differing step is step 21 at the latest, component loss"),
     ("a replayed loss changed", "step 8 rank 0: loss"),
     ("a final digest changed", "the final optimizer differ"),

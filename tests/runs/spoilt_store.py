@@ -163,6 +163,7 @@ SPOILT_STORE: dict[str, tuple[Spoil, str, str]] = {
     "resumed from the path of another step": (resumed_under_another_name, NO_BAD, INVALID),
     "a refusal of what nobody saved": (refuses(2, refused(99)), NO_BAD, INVALID),
     "a refusal of what is older": (refuses(2, refused(12)), NO_BAD, INVALID),
+    "a refusal of what it resumed from": (refuses(2, refused(18)), NO_BAD, INVALID),
     "a loss of what was not there": (refuses(1, refused(12, "file", "is gone")), NO_BAD, INVALID),
     "began anew and refused all": (anew_and_refused, NO_BAD, INVALID),
     "resumed from a replaced commit of the same step": (replaced, NO_BAD, INVALID),

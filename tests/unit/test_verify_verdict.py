@@ -36,6 +36,16 @@ def test_the_headline_counts_what_was_kept_and_what_was_not_checked(statuses: tu
     assert render(found).splitlines()[0] == headline
 
 
+def test_evidence_is_shown_of_each_promise_kept_or_not() -> None:
+    findings = [Finding("input", status, f"{status} it is", (f"{status} because",)) for status in (VALID, NOT_CHECKED, UNKNOWN, INVALID)]
+    assert [line.strip() for line in render(Verdict("blk", "", "", tuple(findings))).splitlines()[2::2]] == [
+        "valid because",
+        "not checked because",
+        "unknown because",
+        "invalid because",
+    ]
+
+
 def test_what_was_not_checked_never_reads_valid() -> None:
     finding = FindingBuilder("promise").finding("nothing to compare with", checked=False)
     assert finding.status == NOT_CHECKED
