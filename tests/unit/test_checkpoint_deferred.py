@@ -348,6 +348,23 @@ def test_state_that_comes_later_is_shared_too(rank_of: MakeRank) -> None:
     assert rank.saved() == digests and rank.told == []
 
 
+def test_state_that_goes_is_shared_no_more(rank_of: MakeRank) -> None:
+    """The optimizer forgets what it keeps of a parameter that is trained no more."""
+    rank = rank_of()
+    rank.ready()
+    rank.save()
+    rank.run.model.first.bias.requires_grad_(False)
+    rank.run.model.first.bias.grad = None
+    del rank.run.optimizer.state[rank.run.model.first.bias]
+    for _ in range(2):
+        rank.run.train(1)
+        digests = rank.run.train_state.digests()
+        rank.save()
+    rank.strategy.flush()
+    assert [line.global_step for line in rank.of("committed")] == [2, 3, 4] and rank.saved() == digests
+    assert [bool(line.deferred_bytes) for line in rank.of("submitted")] == [True, False, True]
+
+
 def test_another_writer_is_given_the_same_memory(tmp_path: Path) -> None:
     layout = RunLayout(tmp_path)
     write_run_config(layout, DEFERRED)

@@ -45,8 +45,9 @@ class SharedState:
         self.note()
 
     def moved(self, tensors: dict[str, torch.Tensor]) -> str:
-        """The first of `tensors` that does not lie where it was put, by name; empty if all do."""
-        return next((name for name, tensor in tensors.items() if tensor.data_ptr() != self._at.get(name)), "")
+        """The first of `tensors` that does not lie where it was put, or that was put there and is no longer in `tensors`, by name; else empty."""
+        elsewhere = (name for name, tensor in tensors.items() if tensor.data_ptr() != self._at.get(name))
+        return next(elsewhere, "") or next((name for name in self._at if name not in tensors), "")
 
     def note(self) -> None:
         """Call behind each optimizer step: `changed` compares with the state of now."""
