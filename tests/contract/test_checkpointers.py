@@ -23,7 +23,7 @@ from ecrl_cli.config.checkpointers import CheckpointerKind
 from ecrl_cli.config.machine import check_machine
 from ecrl_cli.config.schema import CheckpointConfig, RecoveryConfig, RunConfig, StorageConfig, SupervisionConfig, WriteModeConfig
 from ecrl_cli.config.strategies import FOREIGN, StrategyKind
-from ecrl_cli.errors import ConfigError
+from ecrl_cli.errors import ConfigError, EcrlError, StorageError
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.journal import Journal
@@ -102,7 +102,8 @@ def test_a_step_says_what_it_is_and_is_complete_by_its_last_file(kind: StrategyK
     assert examined(kind, other).layer == "parts"
     step = other.rename(step)
     whole = page.read_bytes()
-    for spoilt in (b"", b"{}", whole[:-1], canonical_json({**parse(whole), "train": {}}), canonical_json({**parse(whole), "schema_version": 9})):
+    changed = [{"train": {}}, {"schema_version": 9}, {"tensors": [["a", "torch.float32", 5]]}, {"tensors": [[["a"], "torch.float32", [5]]]}]
+    for spoilt in (b"", b"{}", whole[:-1], *(canonical_json({**parse(whole), **change}) for change in changed)):
         page.write_bytes(spoilt)
         assert examined(kind, step).layer == "commit"
     page.write_bytes(canonical_json({**parse(whole), "checkpointer": "another"}))
@@ -131,6 +132,31 @@ def test_what_is_cut_off_cannot_be_loaded_and_that_is_one_line(kind: StrategyKin
     with pytest.raises(Unreadable) as error:
         restore_foreign(other.train_state, checkpointer_of(kind), step, sha256)
     assert "\n" not in error.value.line() and step.name in error.value.fact and checkpointer_of(kind).name in error.value.fact
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:41099: Connection reset by peer"),
+        torch.distributed.DistNetworkError("The client socket has failed to connect"),
+        ConnectionResetError(104, "Connection reset by peer"),
+        OSError(24, "Too many open files"),
+        StorageError.of("open", "state.pt", OSError(24, "Too many open files")),
+    ],
+    ids=["gloo", "network", "connection", "descriptors", "descriptors-of-ours"],
+)
+def test_a_peer_that_dies_while_all_load_does_not_condemn_the_checkpoint(
+    step: Path, kind: StrategyKind, run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Nor does what this process lacks: the next attempt is to try the same checkpoint again."""
+
+    def fails(*given: object) -> State:
+        raise error
+
+    monkeypatch.setattr(checkpointer_of(kind).load(), "load", fails)
+    with pytest.raises(EcrlError, match="tries it again") as raised:
+        restore_foreign(run.train_state, checkpointer_of(kind), step, examined(kind, step).commit_sha256 or "")
+    assert not isinstance(raised.value, Unreadable) and raised.value.exit_code == 1 and step.name in raised.value.fact
 
 
 def test_a_save_that_fails_is_on_record_and_leaves_nothing(kind: StrategyKind, strategy: Strategy, run: Run, tmp_path: Path) -> None:

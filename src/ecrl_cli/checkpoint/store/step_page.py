@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse_canonical
-from ecrl_cli.checkpoint.format.image import TensorSpec
+from ecrl_cli.checkpoint.format.image import DTYPES, TensorSpec
 from ecrl_cli.checkpoint.format.names import PAGE, STEP_NAME
 from ecrl_cli.checkpoint.format.train_document import check_train_document
 from ecrl_cli.config.checkpointers import CheckpointerKind
@@ -68,11 +68,18 @@ def read_page(fs: Fs, folder: Path, *, trust_owner: bool = True) -> StepPage:
         raise ValueError(f"{PAGE} is no page of a step")
     if type(found["attempt"]) is not int or type(found["global_step"]) is not int or not isinstance(found["run_id"], str):
         raise ValueError(f"{PAGE} names no run, attempt and step")
-    if not isinstance(found["tensors"], list) or any(not isinstance(each, list) or len(each) != 3 for each in found["tensors"]):
+    if not isinstance(found["tensors"], list) or not all(_is_spec(each) for each in found["tensors"]):
         raise ValueError(f"{PAGE} has no list of tensors")
     check_train_document(canonical_json(found["train"]))
-    tensors = tuple(TensorSpec(str(name), str(dtype), tuple(shape)) for name, dtype, shape in found["tensors"])
+    tensors = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in found["tensors"])
     return StepPage(found["run_id"], found["attempt"], found["global_step"], str(found["checkpointer"]), tensors, found["train"])
+
+
+def _is_spec(value: Any) -> bool:
+    """Whether `value` is [name, dtype, shape]."""
+    if not isinstance(value, list) or [type(each) for each in value] != [str, str, list]:
+        return False
+    return value[1] in DTYPES and all(type(size) is int and size >= 0 for size in value[2])
 
 
 def check_step(fs: Fs, folder: Path, step: int, page: StepPage, kind: CheckpointerKind) -> None:
