@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,10 +28,13 @@ from ecrl_cli.config.strategies import FOREIGN, StrategyKind
 from ecrl_cli.errors import ConfigError, EcrlError, StorageError
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.records.events import ResumedFrom
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.records.span_clock import SpanClock
 from ecrl_cli.storage.fs import PosixFs
+from ecrl_cli.training.session import Session
 from tests.contract.variants import refused
 from tests.unit.checkpoint_support import flip
 from tests.unit.test_checkpoint_train_state import Run, lines
@@ -157,6 +162,19 @@ def test_a_peer_that_dies_while_all_load_does_not_condemn_the_checkpoint(
     with pytest.raises(EcrlError, match="tries it again") as raised:
         restore_foreign(run.train_state, checkpointer_of(kind), step, examined(kind, step).commit_sha256 or "")
     assert not isinstance(raised.value, Unreadable) and raised.value.exit_code == 1 and step.name in raised.value.fact
+
+
+def test_what_cannot_be_loaded_is_on_record_behind_a_power_loss_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next launch reads it: a file without its bytes would have to be restored by hand."""
+    synced: list[str] = []
+    monkeypatch.setattr("ecrl_cli.storage.files.sync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name))
+    layout = RunLayout(tmp_path)
+    layout.attempt(1).folder.mkdir(parents=True)
+    order = AttemptSpec(1, 1, 4, ResumedFrom("checkpoints/step_00000004", "0" * 64), 4, ())
+    given = SimpleNamespace(layout=layout, logs=layout.attempt(1), rank=0, order=order)
+    with pytest.raises(Unreadable):
+        Session.restore_foreign(cast("Any", given), cast("Any", None), checkpointer_of(KINDS["torch_save"]))
+    assert layout.attempt(1).with_unloadable() == [0] and [name for name in synced if "unloadable_rank0" in name]
 
 
 def test_a_save_that_fails_is_on_record_and_leaves_nothing(kind: StrategyKind, strategy: Strategy, run: Run, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from ecrl_cli.records.events import LOADER
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, VALID, Verdict, render
+from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Verdict, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.e2e.planting import plant
 from tests.e2e.runs import end_state, metrics, supervisor, tiny
@@ -107,6 +107,15 @@ def test_what_the_loader_cannot_read_is_on_record_and_the_one_before_is_taken(sw
     layout.attempt(2).unloadable(0).unlink()
     layout.attempt(2).unloadable(1).unlink()
     assert statuses(verify_run(layout.root, sweep["blocking"]))["no-bad-checkpoint"] == INVALID  # nobody is on record to have tried
+
+
+def test_a_state_that_was_on_record_and_is_gone_is_missed(sweep: dict[str, Path], tmp_path: Path) -> None:
+    """Ranks always log what another checkpointer is given: supervisor.json says what an attempt resumed from."""
+    run = RunLayout(Path(shutil.copytree(sweep["dcp"], tmp_path / "run", symlinks=True)))
+    record = json.loads(run.supervisor.read_text())
+    record["attempts"][1]["resumed_state"] = {}
+    run.supervisor.write_text(json.dumps(record))
+    assert statuses(verify_run(run.root, sweep["blocking"]))[RESTORED] == UNKNOWN
 
 
 @pytest.mark.parametrize(("name", "status"), [("torch_save_durable", INVALID), ("dcp", NOT_CHECKED)])

@@ -201,7 +201,7 @@ class Session:
         except Unreadable as error:
             reason = self.layout.relative_text(error.fact)
             found = Unloadable(self.order.attempt, self.rank, source.path, source.commit_sha256, reason)
-            write_json(self.logs.unloadable(self.rank), encode(found), durable=False)
+            write_json(self.logs.unloadable(self.rank), encode(found))  # the next launch reads it
             raise
 
     def record_restored(self, loop: TrainLoop) -> None:

@@ -75,14 +75,16 @@ def _logged(case: Case, attempt: int | None, step: int) -> dict[int, dict[str, s
 
 
 def _check_present(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """Every rank that did a step had recorded its restored state, if its launch.json asked for it."""
+    """Every rank that did a step had recorded its restored state, if its launch.json asked for it; and supervisor.json what that state was to be,
+    which of another checkpointer's is known only by what rank 0 logged."""
     logs = case.run.logs(a.attempt)
     if logs.order is None or not logs.order.restored_digests:
         return
     absent = [rank for rank, lines in sorted(logs.ranks.items()) if lines.events and rank not in logs.restored]
     if absent:
         notes.missing(f"attempt {a.attempt}: ranks {absent} did steps, and nothing says what they had restored")
-    if a.memory != SURVIVORS and not a.resumed_state and logs.restored and not strategy_of(case.run.stored.config).checkpointer:
+    known = not strategy_of(case.run.stored.config).checkpointer or 0 in _logged(case, _parent(case, a), a.resumed_from_step)
+    if a.memory != SURVIVORS and not a.resumed_state and logs.restored and known:
         notes.missing(f"attempt {a.attempt}: supervisor.json does not say what the state resumed from holds")
 
 
