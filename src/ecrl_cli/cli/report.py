@@ -16,6 +16,7 @@ from rich.progress import Progress
 
 from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report, github, junit
 from ecrl_cli.cli.console import Parser, out, say
+from ecrl_cli.cli.permissions import restrict
 from ecrl_cli.cli.targets import checked
 from ecrl_cli.cli.verify import judge
 from ecrl_cli.errors import EcrlError
@@ -32,6 +33,7 @@ from ecrl_cli.verify.reference import References
 def report(argv: Sequence[str]) -> int:
     """Writes the report beside its inputs (or to --out) and prints the page's path. Exit code 1: a gate failed; 3: a verdict or result is missing."""
     flags = parser().parse_args(list(argv))
+    restrict(private=False)
     check_report(flags.junit)
     other = checked(flags.against) if flags.against else None
     if flags.verify and not flags.judge:

@@ -56,6 +56,7 @@ def verify(argv: Sequence[str]) -> int:
     cannot be read, 3 evidence is missing for one; 5 where a folder could not be read or a repaired copy not be written.
     """
     flags = parser().parse_args(list(argv))
+    restrict(private=False)
     reference = checked(flags.reference) if flags.reference else None
     key = read_key(str(flags.seal_key), "--seal-key") if flags.seal_key else b""
     runs, folders = sorted_out(flags.folders)
