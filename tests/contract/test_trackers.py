@@ -17,7 +17,9 @@ from ecrl_cli.cli.main import main
 from ecrl_cli.config.schema import TrackerConfig
 from ecrl_cli.config.trackers import TRACKERS
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.runs.tracking.follow import FOLDER
+from ecrl_cli.runs.tracking.follow import FOLDER, Follower
+from ecrl_cli.runs.tracking.sinks import MLflow
+from ecrl_cli.runs.tracking.tracked import tracked
 from tests.contract.variants import check_description, check_registration
 from tests.e2e.runs import tiny
 from tests.in_process import ecrl_in_process
@@ -50,7 +52,7 @@ def of_mlflow(place: Path) -> Shown:
 
     client = MlflowClient(tracking_uri=place.absolute().as_uri())
     (run,) = client.search_runs([client.get_experiment_by_name("ecrl").experiment_id])
-    assert run.data.params["model.name"] == "small_cnn" and run.data.metrics["goodput"] > 0
+    assert run.info.status == "FINISHED" and run.data.params["model.name"] == "small_cnn" and run.data.metrics["goodput"] > 0
     return {each.step: each.value for each in client.get_metric_history(run.info.run_id, "loss")}, run.data.tags["verdict"]
 
 
@@ -78,6 +80,7 @@ def of_wandb(place: Path) -> Shown:
         for data in wandb_records(file.read_bytes()):
             record = Record()
             record.ParseFromString(data)
+            assert not record.run.host
             values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
             if "loss" in values:
                 found[record.history.step.num or values["_step"]] = values["loss"]
@@ -165,6 +168,52 @@ def test_one_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.Monk
     layout = RunBuilder(tmp_path / "blk", replace(config_of("ref"), tracker=TrackerConfig("prometheus"))).build()
     assert main(["verify", str(layout.root), "--track"]) == 0
     assert "tracker=prometheus: did not end within 0 s and was ended; the records are whole" in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_with_another_tracker_tells_that_one(tmp_path: Path) -> None:
+    """config.json keeps the tracker that the run began with."""
+    config = config_of("ref")
+    layout, said = RunBuilder(tmp_path / "ref", config).build(), list[str]()
+    with tracked(replace(config, tracker=TrackerConfig("prometheus", str(tmp_path / "shown"))), layout, said.append):
+        pass
+    assert not said and 'ecrl_step{run="ref"} 24.0\n' in (tmp_path / "shown" / "ref.prom").read_text()
+
+
+def test_a_run_without_a_tracker_has_nobody_to_tell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(build_ref(tmp_path).root), "--track"]) == 0
+    assert "ref: began without a tracker; --track has nobody to tell" in capsys.readouterr().err
+
+
+def test_the_hundredth_attempt_comes_after_the_eleventh(tmp_path: Path) -> None:
+    layout, steps = RunBuilder(tmp_path / "blk", config_of("blk", "kill", (9, 20), 1)).build(), list[int]()
+    for old, new in ((2, 100), (1, 11)):
+        layout.attempt(old).rank(0).parent.rename(layout.logs / f"attempt-{new}")
+    follower = Follower(layout.root, "prometheus", "")
+    follower.tracker.step = lambda step, values: steps.append(step)  # type: ignore[method-assign]
+    follower.more()
+    assert steps == list(range(1, 25))
+
+
+def test_a_password_in_the_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "tracker=mlflow", "tracker.place='https://me:word@host/x@y'", "run_dir=run"]) == 2
+    said = capsys.readouterr().err
+    assert "tracker.place: holds a user or password, which would be recorded" in said and "word@" not in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("status", "shown"), [("completed", "FINISHED"), ("gave_up", "FAILED"), ("stopped", "KILLED")])
+def test_mlflow_says_how_a_run_ended(tmp_path: Path, status: str, shown: str) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="pip install 'ecrl[mlflow]'")
+    for _ in range(2):
+        tracker = MLflow(str(tmp_path), "run", "1234", {})
+        client = mlflow.MlflowClient(tracking_uri=tmp_path.as_uri())
+        (run,) = client.search_runs([client.get_experiment_by_name("ecrl").experiment_id])
+        assert run.info.status == "RUNNING"
+        tracker.summary(1, {}, {"status": status})
+        tracker.close()
+        assert client.get_run(run.info.run_id).info.status == shown
 
 
 def test_the_supervisor_imports_no_tracker() -> None:

@@ -30,7 +30,7 @@ def check_machine(config: RunConfig) -> None:
         _check_cuda(max(sizes(config)) // config.supervision.nodes, shared=config.backend == "gloo")
     elif config.device == "cpu" and config.backend == "nccl":
         raise ConfigError("backend", "nccl needs CUDA, device is cpu", "leave it out")
-    TRACKERS.of(config.tracker.name).refuse()
+    TRACKERS.of(config.tracker.name).refuse(config.tracker.place)
     read_key(config.checkpoint.hmac_key_file)
     read_key(config.seal.key_file, "seal.key_file")
     if config.supervision.master_port:

@@ -31,8 +31,12 @@ class TrackerKind:
         """Imports the class `implementation`."""
         return import_attribute("tracker", self.name, self.implementation)
 
-    def refuse(self) -> None:
-        """ConfigError where its package is not installed."""
+    def refuse(self, place: str) -> None:
+        """ConfigError where its package is not installed, or where `place`, which is recorded, holds a password."""
+        if "@" in place.partition("://")[2].partition("/")[0]:
+            raise ConfigError(
+                "tracker.place", "holds a user or password, which would be recorded", "give them as the tracker's environment variables"
+            )
         if self.package and find_spec(self.package) is None:
             raise ConfigError("tracker", f"{self.name} needs the package {self.package}", f"pip install 'ecrl[{self.extra}]', or tracker=none")
 

@@ -1,4 +1,5 @@
-"""Follows the records of one run as they grow and takes their figures to its tracker: `python -m ecrl_cli.runs.tracking.follow RUN_DIR`.
+"""Follows the records of one run as they grow and takes their figures to its tracker:
+`python -m ecrl_cli.runs.tracking.follow RUN_DIR TRACKER PLACE`.
 
 It only reads what the run has written, in a process of its own: it can neither change nor end a run. It ends when its standard input does, having
 said what is on record by then. Its place in the records is kept in RUN_DIR/tracker/, so that each step is said once over all sessions.
@@ -25,25 +26,24 @@ from ecrl_cli.runs.tracking.sinks import Tracker
 from ecrl_cli.storage.files import write_json
 
 EVERY_S = 1.0
-FOLDER, STATE = "tracker", "said.json"
+FOLDER = "tracker"
 FIGURES = ("goodput", "wall_s", "restarts", "replayed_steps", "committed_steps")  # of metrics.json
 
 
 class Follower:
-    """`said`: the last step that the tracker has been told."""
+    """`place` empty: a folder in the run directory. `said`: the last step that the tracker has been told."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, name: str, place: str) -> None:
         self.layout = RunLayout(run)
         stored = read_run_config(self.layout)
-        kind, self._state = TRACKERS.of(stored.config.tracker.name), run / FOLDER / STATE
+        self._state = run / FOLDER / f"{name}.json"
         self._state.parent.mkdir(exist_ok=True)
         self.said = int(read_json(self._state)["step"]) if self._state.exists() else 0
         self._read: dict[Path, int] = {}
         self._time: float | None = None
-        place = stored.config.tracker.place or str(run / FOLDER / kind.name)
         config = {key: value for key, value in flat(encode(stored.config)) if value not in ("", [], {})}
         ident = stored.run_id[:16] + f"-{self.layout.config.stat().st_ino:x}"
-        self.tracker: Tracker = kind.load()(place, run.name, ident, config)
+        self.tracker: Tracker = TRACKERS.of(name).load()(place or str(run / FOLDER / name), run.name, ident, config)
 
     def more(self) -> None:
         """Tells the tracker the steps that have come since; a step that is done again is not said again."""
@@ -60,7 +60,9 @@ class Follower:
 
     def _new_lines(self) -> Iterator[dict[str, Any]]:
         """The whole lines that rank 0 has added in any attempt."""
-        for path in sorted(self.layout.logs.glob("attempt-*/rank0.jsonl")) if self.layout.logs.is_dir() else ():
+        for path in (self.layout.attempt(attempt).rank(0) for attempt in self.layout.attempts()):
+            if not path.exists():
+                continue
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
                 data = file.read()
@@ -85,10 +87,10 @@ class Follower:
         write_json(self._state, {"step": self.said}, durable=False)
 
 
-def main(run: str) -> int:
+def main(run: str, name: str, place: str) -> int:
     """0, or 1 with one line on standard output."""
     try:
-        follower = Follower(Path(run))
+        follower = Follower(Path(run), name, place)
         while not select.select([0], [], [], EVERY_S)[0] or os.read(0, 1):
             follower.more()
         follower.end()
@@ -99,4 +101,4 @@ def main(run: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

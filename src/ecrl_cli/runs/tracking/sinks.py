@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ecrl_cli.storage.files import write_whole
 
@@ -61,6 +61,9 @@ class TensorBoard:
 
 
 class MLflow:
+    _ENDS: ClassVar = {"completed": "FINISHED", "gave_up": "FAILED", "refused": "FAILED"}  # of a run that has not ended: KILLED
+    _end = "KILLED"
+
     def __init__(self, place: str, name: str, ident: str, config: Mapping[str, Any]) -> None:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow import MlflowClient
@@ -71,6 +74,7 @@ class MLflow:
         before = self._client.search_runs([experiment], f"tags.ecrl = '{ident}'", max_results=1)
         if before:
             self._run = before[0].info.run_id
+            self._client.update_run(self._run, status="RUNNING")
             return
         self._run = self._client.create_run(experiment, tags={"ecrl": ident}, run_name=name).info.run_id
         for key, value in config.items():
@@ -84,9 +88,10 @@ class MLflow:
         self.step(step, values)
         for key, text in words.items():
             self._client.set_tag(self._run, key, text)
+        self._end = self._ENDS.get(words.get("status", ""), "KILLED")
 
     def close(self) -> None:
-        self._client.set_terminated(self._run)
+        self._client.set_terminated(self._run, self._end)
 
 
 class WandB:
@@ -94,7 +99,7 @@ class WandB:
         import wandb
 
         Path(place).mkdir(parents=True, exist_ok=True)
-        settings = wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True, x_disable_meta=True)
+        settings = wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True, x_disable_meta=True, host="")
         given = {"project": "ecrl", "name": name, "id": ident, "dir": place, "config": dict(config), "mode": "offline", "resume": "allow"}
         self._run = wandb.init(**given, settings=settings)
 

@@ -25,7 +25,7 @@ def tracked(config: RunConfig, layout: RunLayout, say: Callable[[str], None]) ->
         return
     with tempfile.TemporaryFile() as output:
         try:
-            process = _start(layout, output)
+            process = _start(config, layout, output)
         except OSError as error:
             say(f"tracker={config.tracker.name}: {error.strerror}; the run goes on without it")
             yield
@@ -38,13 +38,15 @@ def tracked(config: RunConfig, layout: RunLayout, say: Callable[[str], None]) ->
 
 def tell(config: RunConfig, layout: RunLayout, say: Callable[[str], None]) -> None:
     """Tells the run's tracker what is on record by now: metrics and verdict, and the steps that it has not been told."""
+    if config.tracker.name == NONE.name:
+        say(f"{layout.root.name}: began without a tracker; --track has nobody to tell")
     with tracked(config, layout, say):
         pass
 
 
-def _start(layout: RunLayout, output: object) -> subprocess.Popen[bytes]:
+def _start(config: RunConfig, layout: RunLayout, output: object) -> subprocess.Popen[bytes]:
     given = {"stdin": subprocess.PIPE, "stdout": output, "stderr": subprocess.DEVNULL, "start_new_session": True}
-    process: subprocess.Popen[bytes] = subprocess.Popen([*COMMAND, str(layout.root)], **given)  # type: ignore[call-overload]
+    process: subprocess.Popen[bytes] = subprocess.Popen([*COMMAND, str(layout.root), config.tracker.name, config.tracker.place], **given)  # type: ignore[call-overload]
     return process
 
 
