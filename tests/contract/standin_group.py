@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.linux.pdeathsig import die_with_parent
-from ecrl_cli.training.rendezvous import Rendezvous, from_environment
+from ecrl_cli.training.rendezvous import Rendezvous
 from ecrl_cli.training.session import join_group
 
 
@@ -25,9 +23,3 @@ def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float
     while not (run_dir / "go").exists():
         time.sleep(0.005)
     return 0
-
-
-if __name__ == "__main__":
-    die_with_parent()
-    code = run_rank(Path(sys.argv[1]), int(sys.argv[2]), from_environment(os.environ), 0.0)
-    os._exit(code)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from ecrl_cli.config.codec import encode
-from ecrl_cli.linux.pdeathsig import die_with_parent
 from ecrl_cli.records.events import FinalState, RankLine
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
@@ -118,9 +117,3 @@ def wait_for_peers(folder: Path, rank: int, world_size: int) -> None:
     (folder / f".up{rank}").rename(folder / f"up{rank}")
     while not all((folder / f"up{peer}").exists() for peer in range(world_size)):
         time.sleep(0.001)
-
-
-if __name__ == "__main__":
-    die_with_parent()
-    place = Rendezvous(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    sys.exit(run_rank(Path(sys.argv[1]), int(sys.argv[2]), place, 0.0))

@@ -238,10 +238,8 @@ def test_srun_starts_one_agent_per_node_that_never_restarts_anything(tmp_path: P
     words = nodes.srun_command(spec, "meeting", tmp_path / "scratch")
     text = " ".join(words)
     assert Path(words[0]).name == "srun" and "--nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist=a,b --overlap" in text
-    assert (
-        f"{sys.executable} -m ecrl_cli.supervision.launch.srun_node_main meeting --nnodes 2 --nproc-per-node 2 --max-restarts 0 --rdzv-backend ecrl"
-        in text
-    )
+    node = f"{sys.executable} -m ecrl_cli.supervision.launch.srun_node_main meeting 2 ecrl_cli.training.worker"
+    assert f"{node} --nnodes 2 --nproc-per-node 2 --max-restarts 0 --rdzv-backend ecrl" in text
     assert "--rdzv-id meeting" in text and text.endswith(f"-m ecrl_cli.training.worker {tmp_path} 2") and ":4000 " in text
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from xml.sax.saxutils import quoteattr
 
 from ecrl_cli.errors import ConfigError, shown, visible
 
@@ -53,6 +52,8 @@ def _inner(case: Case) -> str:
 
 
 def _quoted(text: str) -> str:
+    from xml.sax.saxutils import quoteattr  # brings urllib.request, ssl and http
+
     return quoteattr(visible(text))
 
 

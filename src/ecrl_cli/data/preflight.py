@@ -9,8 +9,6 @@ import hashlib
 import os
 import tarfile
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +81,7 @@ def download(archive: Archive, home: Path) -> None:
                 raise DatasetError("dataset.download", f"{archive.url} md5 mismatch (expected {archive.md5}, got {got})", _remedy(archive, home))
             file.seek(0)
             _unpack(archive, file, home)
-    except (urllib.error.URLError, OSError, tarfile.TarError) as error:
+    except (OSError, tarfile.TarError) as error:
         fact = f"{home / archive.folder} lacks files, and {archive.url} cannot be downloaded ({getattr(error, 'reason', error)})"
         raise DatasetError("dataset.root", fact, _remedy(archive, home)) from error
 
@@ -94,6 +92,8 @@ def _remedy(archive: Archive, home: Path) -> str:
 
 def _fetch(url: str, file: IO[bytes]) -> str:
     """Streams `url` into `file`; returns its MD5."""
+    import urllib.request  # brings ssl, http and email, which only a download needs
+
     digest = hashlib.md5(usedforsecurity=False)
     with urllib.request.urlopen(url, timeout=CONNECT_S) as response:
         while chunk := response.read(CHUNK):

@@ -1,7 +1,6 @@
 """One rank's process: connects to the supervisor, joins the group, loads, trains to the target, records its final state.
 
-`python -m ecrl_cli.training.worker RUN_DIR ATTEMPT` under torch.distributed.run; `run_rank` in a rank forked by the zygote.
-Configuration and attempt specification are read from the run directory.
+`run_rank` in a process forked by the zygote or by torchrun's agent. Configuration and attempt specification are read from the run directory.
 """
 
 from __future__ import annotations
@@ -12,23 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ecrl_cli.config.codec import decode
+from ecrl_cli.config.recoveries import recovery_of, survivors_stay
+from ecrl_cli.errors import EcrlError, LossNotFinite, StorageError
+from ecrl_cli.failures.injector import Injector
 from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.linux.processes import print_to
+from ecrl_cli.records.journal import Journal, read_json
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import Assignment, AttemptSpec, Hello, LeftAttempt, Progress, RankError, SpareReady
+from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.records.span_clock import SpanClock
-
-STARTED = monotonic()  # before torch is imported, so that its import time counts
-
-from ecrl_cli.config.codec import decode  # noqa: E402
-from ecrl_cli.config.recoveries import recovery_of, survivors_stay  # noqa: E402
-from ecrl_cli.errors import EcrlError, LossNotFinite, StorageError  # noqa: E402 - after STARTED
-from ecrl_cli.failures.injector import Injector  # noqa: E402
-from ecrl_cli.linux.pdeathsig import die_with_parent  # noqa: E402
-from ecrl_cli.linux.processes import print_to  # noqa: E402
-from ecrl_cli.records.journal import Journal, read_json  # noqa: E402
-from ecrl_cli.records.layout import RunLayout  # noqa: E402
-from ecrl_cli.records.messages import Assignment, AttemptSpec, Hello, LeftAttempt, Progress, RankError, SpareReady  # noqa: E402
-from ecrl_cli.records.run_config import read_run_config  # noqa: E402
-from ecrl_cli.training.control_client import Control, HeartbeatWriter, NullControl, answer_stack_dumps, silence_stack_dumps  # noqa: E402
-from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress, from_environment  # noqa: E402
+from ecrl_cli.training.control_client import Control, HeartbeatWriter, NullControl, answer_stack_dumps, silence_stack_dumps
+from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress
 
 if TYPE_CHECKING:
     from ecrl_cli.training.in_place_session import CarriedState, InPlaceSession
@@ -137,15 +132,3 @@ def _next(layout: RunLayout, assignment: Assignment, store: TcpStoreAddress | No
     world_size = decode(AttemptSpec, read_json(logs.launch)).world_size
     place = Rendezvous(assignment.rank, world_size, replace(store, prefix=assignment.prefix))
     return RankAssignment(assignment.attempt, place, monotonic(), kept)
-
-
-def main(argv: list[str]) -> int:
-    die_with_parent()
-    return run_rank(Path(argv[0]), int(argv[1]), from_environment(os.environ), STARTED)
-
-
-if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # the destructors of a process group sometimes abort a process whose work is already done and recorded

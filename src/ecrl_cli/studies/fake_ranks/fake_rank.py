@@ -10,7 +10,6 @@ import mmap
 import os
 import signal
 import struct
-import sys
 import threading
 import time
 from contextlib import closing
@@ -24,7 +23,6 @@ from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import Fenced
 from ecrl_cli.linux.clock import monotonic, wall
-from ecrl_cli.linux.pdeathsig import die_with_parent
 from ecrl_cli.records.events import FinalState, RankLine
 from ecrl_cli.records.journal import Journal, read_json
 from ecrl_cli.records.layout import RunLayout
@@ -201,13 +199,3 @@ class Exchange:
 def _spin() -> NoReturn:
     while True:
         pass
-
-
-def main(argv: list[str]) -> int:
-    die_with_parent()
-    place = Rendezvous(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    return run_rank(Path(argv[0]), int(argv[1]), place, monotonic())
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

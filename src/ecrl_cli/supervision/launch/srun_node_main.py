@@ -1,6 +1,7 @@
 """What srun starts once on each node of a multi-node run: a torchrun agent, with all its processes killed when the supervisor has gone.
 
-`python -m ecrl_cli.supervision.launch.srun_node_main RDZV_ID ARGUMENTS...`. Parent-death signals do not work across machines. Standard input
+`python -m ecrl_cli.supervision.launch.srun_node_main RDZV_ID RANKS MODULES ARGUMENTS...`.
+Parent-death signals do not work across machines. Standard input
 does: the supervisor holds the other end of srun's, so its death, however it comes, is end of file here.
 """
 
@@ -13,7 +14,7 @@ import sys
 
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.pdeathsig import mortal_command
-from ecrl_cli.supervision.launch.torchrun import AGENT
+from ecrl_cli.supervision.launch.torchrun import AGENT, MEETING
 
 CUT_OFF = 1
 NODE_VARIABLE = "ECRL_NODE"  # environment variable of the ranks: the number of their node; 0 is the supervisor's
@@ -21,14 +22,14 @@ NODE_VARIABLE = "ECRL_NODE"  # environment variable of the ranks: the number of 
 
 def main(arguments: list[str]) -> int:
     """The agent's exit code, or CUT_OFF if the agent was killed because the supervisor has gone."""
-    rdzv_id, *rest = arguments
+    rdzv_id, ranks, modules, *rest = arguments
     node = os.environ["SLURM_PROCID"]
     processes.become_subreaper()
     # The head node hosts the store because it is number 0, not by comparing addresses: its name may resolve to an address that it does not have.
     agent = subprocess.Popen(
-        mortal_command([sys.executable, "-m", AGENT, "--rdzv-conf", f"node={node}", *rest]),
+        mortal_command([sys.executable, "-m", AGENT, ranks, modules, "--rdzv-conf", f"node={node}", *rest]),
         stdin=subprocess.DEVNULL,
-        env={**os.environ, NODE_VARIABLE: node, "ECRL_SUPERVISOR": str(os.getpid())},
+        env={**os.environ, NODE_VARIABLE: node, MEETING: rdzv_id, "ECRL_SUPERVISOR": str(os.getpid())},
         start_new_session=True,
     )
     agent_fd = os.pidfd_open(agent.pid)
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> int:
     finally:
         processes.kill(agent_fd)
         agent.wait()
-        here, ours = processes.tagged(f"{NODE_VARIABLE}={node}"), processes.tagged(f"TORCHELASTIC_RUN_ID={rdzv_id}")
+        here, ours = processes.tagged(f"{NODE_VARIABLE}={node}"), processes.tagged(f"{MEETING}={rdzv_id}")
         processes.sweep(lambda pid: here(pid) and ours(pid))  # both tags: two nodes may be one machine
 
 

@@ -32,6 +32,7 @@ from ecrl_cli.supervision.launch.launcher import GONE_WITHIN_S, LaunchSpec, Rank
 from ecrl_cli.supervision.launch.slurm_allocation import slurm_environment, srun
 
 AGENT = "ecrl_cli.supervision.launch.torchrun_main"
+MEETING = "TORCHELASTIC_RUN_ID"  # environment variable of an agent and its ranks: the attempt that they belong to
 _ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):\s*\[\d+\]:(.*?)(?:={8,}|\Z)", re.DOTALL)
 
 _FAILED_RANK = re.compile(r"rank\s*: (\d+) .*?exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.DOTALL)
@@ -74,7 +75,7 @@ class AgentAttempt:
                 stdin=stdin,
                 stdout=output,
                 stderr=output,
-                env=child_environment(spec.layout.root, spec.threads, alone=not spec.nodes) | dict(known or {}),
+                env=child_environment(spec.layout.root, spec.threads, alone=not spec.nodes) | dict(known or {MEETING: self._meeting}),
                 start_new_session=True,
             )
         self._agent_fd = os.pidfd_open(self._agent.pid)
@@ -97,7 +98,7 @@ class AgentAttempt:
     def _leave_nothing(self) -> None:
         """After the agent has been reaped: reap its ranks, kill those that had not sent Hello yet, remove temporary files."""
         self._ranks.gather()
-        processes.sweep(processes.tagged(f"TORCHELASTIC_RUN_ID={self._meeting}"))
+        processes.sweep(processes.tagged(f"{MEETING}={self._meeting}"))
         os.close(self._agent_fd)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -170,7 +171,12 @@ def agent_command(spec: LaunchSpec, rdzv_id: str, scratch: Path) -> list[str]:
     agent += ["--signals-to-handle", "SIGQUIT"]  # its default list would handle the signals that it is started to ignore
     where = ["--rdzv-id", rdzv_id, "--rdzv-endpoint", f"127.0.0.1:{spec.port}", "--log-dir", str(scratch)]
     worker = ["-m", spec.module, str(spec.layout.root), str(spec.order.attempt)]
-    return [sys.executable, "-m", AGENT, *agent, *where, *worker]
+    return [sys.executable, "-m", AGENT, *forks(spec, spec.order.world_size), *agent, *where, *worker]
+
+
+def forks(spec: LaunchSpec, ranks: int) -> list[str]:
+    """The first words of an agent with `ranks` ranks."""
+    return [str(ranks), ",".join(dict.fromkeys((spec.module, *spec.preload)))]
 
 
 def first_failure(output: str) -> RankExit | None:
@@ -242,7 +248,7 @@ def srun_command(spec: LaunchSpec, rdzv_id: str, scratch: Path) -> list[str]:
     agent = f"--nnodes {len(spec.nodes)} --nproc-per-node {ranks_per_node} --max-restarts 0 --rdzv-backend ecrl".split()
     where = ["--rdzv-id", rdzv_id, "--rdzv-endpoint", f"{socket.gethostname()}:{spec.port or free_port()}", "--log-dir", str(scratch)]
     worker = ["-m", spec.module, str(spec.layout.root), str(spec.order.attempt)]
-    return srun(spec.nodes, [sys.executable, "-m", NODE, rdzv_id, *agent, *where, *worker])
+    return srun(spec.nodes, [sys.executable, "-m", NODE, rdzv_id, *forks(spec, ranks_per_node), *agent, *where, *worker])
 
 
 def free_port() -> int:

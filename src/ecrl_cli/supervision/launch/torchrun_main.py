@@ -1,4 +1,5 @@
-"""torch.distributed.run with our own rendezvous backend. A separate program because it imports torch: `python -m ...torchrun_main ARGUMENTS`.
+"""torch.distributed.run with our own rendezvous backend and forked ranks. A separate program because it imports torch:
+`python -m ...torchrun_main RANKS MODULES ARGUMENTS...`, with the number of ranks that it starts and what to import for them, comma-separated.
 
 torch's c10d rendezvous has two security holes: its store listens on every address of the machine, whatever the endpoint says, and it unpickles
 a value from that store, so that anyone who reaches the port can run code in the job. Here the participants are known beforehand (one numbered
@@ -10,13 +11,17 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler, handlers
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
+
+from ecrl_cli.supervision.launch.forked_ranks import ForkedRank, load, share_memory
 
 BACKEND = "ecrl"
 LOOPBACK = "127.0.0.1"
@@ -92,9 +97,26 @@ def _patience() -> timedelta:
     return timedelta(seconds=JOINED_WITHIN_S)
 
 
+def fork_ranks(count: int, modules: Sequence[str]) -> None:
+    """Import `modules`, fork the ranks, and have torch's agent take them where it would start programs."""
+    load(modules)
+    share_memory()
+    forked = [ForkedRank() for _ in range(count)]
+
+    class ForkedHandler(SubprocessHandler):
+        def _popen(self, args: Sequence[str], env: Mapping[str, str]) -> Any:
+            rank = forked[self.local_rank_id]
+            rank.start(args, env)
+            return rank
+
+    handlers.SubprocessHandler = ForkedHandler  # type: ignore[attr-defined]  # torch has no setting for it
+
+
 def main(arguments: list[str]) -> None:
+    ranks, modules, *rest = arguments
+    fork_ranks(int(ranks), modules.split(","))
     registry.register(BACKEND, make)
-    torchrun.main(arguments)
+    torchrun.main(rest)
 
 
 if __name__ == "__main__":

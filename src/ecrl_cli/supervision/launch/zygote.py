@@ -17,7 +17,9 @@ import subprocess
 import sys
 from typing import Any, Self
 
+from ecrl_cli import models
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.data import datasets
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.namespaces import private_command
@@ -30,9 +32,9 @@ MESSAGE_BYTES = 65536
 
 def preload(config: RunConfig) -> tuple[str, ...]:
     """The heavy modules that the ranks of `config` import besides torch."""
-    vision = config.model.name.startswith("resnet") or config.dataset.name in ("cifar10", "cifar100", "imagefolder", "fake")
-    first_step = "torch._dynamo"  # the first optimizer step of a process imports it: 1.5 s
-    return (WORKER, "ecrl_cli.training.session", first_step, *(("torchvision",) if vision else ()))
+    own = (models.REGISTRY.builtin.get(config.model.name, ""), datasets.REGISTRY.builtin.get(config.dataset.name, ""))
+    modules = (path.partition(":")[0] for path in own if path)  # a module of another package may start threads, which no fork survives
+    return tuple(dict.fromkeys((WORKER, "ecrl_cli.training.session", "torch._dynamo", *modules)))  # DDP's constructor imports torch._dynamo
 
 
 class ZygoteProcess:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
 import signal
 import socket
 import sys
-import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.pdeathsig import ORPHANED, die_with_parent
 from ecrl_cli.linux.processes import print_to
+from ecrl_cli.supervision.launch.forked_ranks import leave, load, share_memory
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress
 
 HOST = "127.0.0.1"
@@ -29,9 +28,7 @@ def main(argv: list[str]) -> None:
     load(argv[1:])
     supervisor = os.getppid()
     port = start_store()
-    # Keeps the memory pages of existing objects shared with the forked ranks: the garbage collector would write to each of them.
-    gc.collect()
-    gc.freeze()
+    share_memory()
     while data := line.recv(MESSAGE_BYTES):
         request = json.loads(data)
         load(request["preload"])
@@ -46,11 +43,6 @@ class ZygoteHandles:
 
     def __init__(self, line: socket.socket, supervisor: int, port: int) -> None:
         self.line, self.supervisor, self.port = line, supervisor, port
-
-
-def load(modules: list[str]) -> None:
-    for name in modules:
-        importlib.import_module(name)
 
 
 def start_store() -> int:
@@ -134,18 +126,6 @@ def work(rank: int, request: dict[str, Any], port: int, started: float) -> int:
     if "spares" in request:
         return int(worker.run_spare(run_dir, store, started))
     return int(worker.run_rank(run_dir, request["attempt"], Rendezvous(rank, request["world_size"], store), started))
-
-
-def leave(error: BaseException) -> NoReturn:
-    """Exit with the code that a Python process would, without running the zygote's exit handlers and destructors."""
-    code = 1
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    else:
-        traceback.print_exception(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":
