@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.history.lineage import lineage
+from ecrl_cli.history.lineage import Lineage, Segment, lineage, same_sized
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.history.membership import first_loss, lost_samples
 from ecrl_cli.history.timeline import phases, timeline
@@ -159,3 +159,27 @@ def test_a_rank_without_a_log_leaves_nothing_committed(recorded: Path, tmp_path:
     layout.attempt(2).rank(1).unlink()
     edit_json(layout.supervisor, lambda record: record["attempts"][2].update(outcome="died", exit_code=None, signal=9, rank=1))
     assert lineage(load(layout)).last_step == 18
+
+
+def sizes(*segments: tuple[int, int]) -> Lineage:
+    """A lineage of segments, each (world size, last step)."""
+    after, made = 0, []
+    for number, (ranks, until) in enumerate(segments):
+        made.append(Segment(number, ranks, after, until))
+        after = until
+    return Lineage(tuple(made), ())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "same"),
+    [
+        (sizes((2, 10), (1, 24)), 24),  # resized at the same step
+        (sizes((2, 12), (1, 24)), 10),
+        (sizes((2, 8), (1, 24)), 8),
+        (sizes((2, 24)), 10),
+        (sizes((3, 24)), 0),
+        (sizes((2, 10)), 24),  # they say nothing of the rest
+    ],
+)
+def test_runs_are_alike_until_one_has_another_size(theirs: Lineage, same: int) -> None:
+    assert same_sized(sizes((2, 10), (1, 20), (1, 24)), theirs) == same
