@@ -298,3 +298,19 @@ def test_a_hostile_part_is_not_read_over_and_over(group: Path, monkeypatch: pyte
 
 def test_a_sound_checkpoint_has_no_damage(path: Path) -> None:
     assert diagnose(path).findings == []
+
+
+@pytest.mark.parametrize(("limit", "mended"), [(10**6, True), (1000, True), (10, False)])
+def test_a_manifest_is_mended_from_parts_of_any_size_and_a_train_json_that_is_no_larger_than_is_read(
+    group: Path, monkeypatch: pytest.MonkeyPatch, limit: int, mended: bool
+) -> None:
+    """Its differences are many: the entries are made again from the parts, which are larger than train.json may be."""
+    monkeypatch.setattr("ecrl_cli.checkpoint.repair.diagnose.MAX_TRAIN", limit)
+    right = (group / MANIFEST).read_bytes()
+    begin = right.index(b'"parts":') + len(b'"parts":')
+    wrong = right
+    for place in (40, 50, 300):
+        wrong = flipped(wrong, BitFlip(begin + place, 0))
+    (group / MANIFEST).write_bytes(wrong)
+    found = next(finding for finding in diagnose(group).findings if finding.file == MANIFEST)
+    assert found.repairable is mended

@@ -100,8 +100,10 @@ def test_intervals_are_what_their_names_say() -> None:
     assert (wilson(0, 10).method, round(wilson(0, 10).high, 3)) == ("Wilson", 0.278)
     assert (clopper_pearson(0, 10).method, round(clopper_pearson(0, 10).high, 3)) == ("Clopper-Pearson", 0.308)
     assert wilson(0, 10).low == clopper_pearson(0, 10).low == 0.0
-    with pytest.raises(ValueError, match="3 of 2"):
-        wilson(3, 2)
+    for interval in (wilson, clopper_pearson):
+        for successes, n in ((3, 2), (-1, 2), (0, 0)):
+            with pytest.raises(ValueError, match=f"{successes} of {n} is no proportion"):
+                interval(successes, n)
 
 
 @pytest.mark.parametrize("n", [2, 3, 24])
