@@ -20,6 +20,7 @@ from ecrl_cli.checkpoint.repair.repair import check_folder, repair
 from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.errors import RunDirectoryError, StorageError
+from ecrl_cli.storage.fs import Buffer, PosixFs
 from tests.recording_fs import RecordingFs
 from tests.unit.checkpoint_support import CountingFs, flip, store_at
 
@@ -314,3 +315,17 @@ def test_a_manifest_is_mended_from_parts_of_any_size_and_a_train_json_that_is_no
     (group / MANIFEST).write_bytes(wrong)
     found = next(finding for finding in diagnose(group).findings if finding.file == MANIFEST)
     assert found.repairable is mended
+
+
+class ShortWrites(PosixFs):
+    """Writes less than it is given, as a system call may."""
+
+    def write(self, fd: int, data: Buffer) -> int:
+        return super().write(fd, memoryview(data)[:1000])
+
+
+def test_a_repaired_copy_is_whole_where_writes_are_short(group: Path, tmp_path: Path) -> None:
+    before = {file.name: file.read_bytes() for file in files_of(group)}
+    flip(group / MODEL, 5000)
+    copy = repair(group, diagnose(group), tmp_path / "out", fs=ShortWrites())
+    assert {file.name: file.read_bytes() for file in files_of(copy)} == before
