@@ -14,8 +14,8 @@ import torch
 
 from ecrl_cli.checkpoint.capture import shared_memory as records
 from ecrl_cli.checkpoint.capture.loading import load_snapshot
-from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
-from ecrl_cli.checkpoint.format.names import DIGEST
+from ecrl_cli.checkpoint.capture.shared_memory import InvalidSnapshot, SnapshotPair
+from ecrl_cli.checkpoint.format.names import DIGEST, FINITE
 from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.checkpoint.strategies.in_memory import InMemoryStrategy
 from ecrl_cli.checkpoint.strategies.strategy import StrategyInputs, make_strategy
@@ -228,6 +228,23 @@ def test_a_state_that_is_not_finite_is_no_state_to_go_on_with(layout: RunLayout,
     found, skipped = newest_snapshot(layout, snapshots, behind=0)
     assert found is None and [each.global_step for each in skipped] == [4, 3]
     assert skipped[0].reason == "parameters.last.weight holds a NaN or an infinity"
+
+
+def test_a_tensor_that_need_not_be_finite_does_not_stop_a_run_from_going_on(layout: RunLayout, snapshots: SnapshotPair) -> None:
+    """By `checkpoint.finite`: an optimizer may hold an infinity where `model` or less is asked for."""
+    run = Run()
+    run.train(1)
+    strategy = strategy_of(run, layout, snapshots)
+    next(iter(run.optimizer.state.values()))["exp_avg"].view(-1)[0] = float("inf")
+    strategy.snapshot(run.progress())
+    strategy.close()
+    newest = snapshots.whole()[0]
+    for setting, components in FINITE.items():
+        if "optimizer" in components:
+            with pytest.raises(InvalidSnapshot, match="optimizer.* holds a NaN or an infinity"):
+                newest.check_finite(setting)
+        else:
+            newest.check_finite(setting)
 
 
 def test_a_step_that_rank_0_never_logged_is_not_gone_on_with(layout: RunLayout, snapshots: SnapshotPair) -> None:
