@@ -141,14 +141,18 @@ def dcp_path(args: Any, kwargs: Any) -> str:
 def patch_renames() -> None:
     """os.replace and os.rename, through which a finished checkpoint gets its name."""
     for name in ("replace", "rename"):
-        setattr(os, name, followed_rename(getattr(os, name)))
+        setattr(os, name, FollowedRename(getattr(os, name)))
 
 
-def followed_rename(original: Any) -> Any:
-    @functools.wraps(original)
-    def moving(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
-        original(src, dst, *args, **kwargs)
+class FollowedRename:
+    """`original`, and word of it. No function: as an attribute of a class (pathlib's in Python 3.9 keeps os.replace so) it would become a method and
+    be given the object as its first path."""
+
+    def __init__(self, original: Any) -> None:
+        functools.update_wrapper(self, original)
+        self._original = original
+
+    def __call__(self, src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+        self._original(src, dst, *args, **kwargs)
         if steps.existing is not None:
             quietly("rename", lambda found: found.renamed(src, dst))
-
-    return moving

@@ -20,6 +20,7 @@ import torch
 import ecrl
 from ecrl import digests, recording
 from ecrl.recording import Recording
+from ecrl.saves import FollowedRename
 from ecrl.strikes import Strikes
 from ecrl_cli.audit.audit import judge_folder
 from ecrl_cli.audit.lineage import path_of
@@ -201,6 +202,17 @@ def test_digests_are_taken_by_the_fastest_that_there_is(missing: list[str], name
     code = f"import sys; sys.modules |= dict.fromkeys({missing}); from ecrl import digests; print(digests.NAME, digests.of_named([('a', 1)]) != '')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [name, "True"]
+
+
+def test_a_rename_that_a_class_keeps_is_no_method(tmp_path: Path) -> None:
+    """pathlib of Python 3.9 keeps os.replace as an attribute of a class."""
+
+    class Accessor:
+        replace = FollowedRename(os.replace)
+
+    (tmp_path / "new").write_text("x")
+    Accessor().replace(tmp_path / "new", tmp_path / "old")
+    assert (tmp_path / "old").read_text() == "x" and Accessor.replace.__name__ == "replace"
 
 
 def test_a_digest_is_of_every_byte_however_many_cores_take_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,7 +241,7 @@ def test_a_tensor_that_need_not_be_finite_does_not_stop_a_run_from_going_on(layo
     newest = snapshots.whole()[0]
     for setting, components in FINITE.items():
         if "optimizer" in components:
-            with pytest.raises(InvalidSnapshot, match="optimizer.* holds a NaN or an infinity"):
+            with pytest.raises(InvalidSnapshot, match=r"optimizer\..* holds a NaN or an infinity"):
                 newest.check_finite(setting)
         else:
             newest.check_finite(setting)
