@@ -1,5 +1,7 @@
 """Every field of the records of 14 real runs, changed: each is judged as it was judged before (tests/recorded/verdicts, one line a change).
 
+No change may be called valid but what `tests/runs/free_fields.py` excuses, and none may make a check raise.
+
 Where a line differs on purpose, `python -m tests.runs.every_field` writes them anew, and the diff is what is to be read.
 """
 
@@ -11,7 +13,8 @@ import pytest
 
 from ecrl_cli.verify.verify_run import verify_run
 from tests.runs import every_field
-from tests.runs.every_field import BOOK, Change, Judge
+from tests.runs.every_field import BOOK, Change, Judge, is_hole
+from tests.runs.free_fields import FREE, TOLERANCES, excuse
 
 RUNS = sorted(path.stem for path in BOOK.glob("*.txt"))
 
@@ -39,4 +42,14 @@ def test_an_untouched_run_is_valid(judge: Judge, run: str) -> None:
 def test_a_changed_field_is_judged_as_before(judge: Judge, by_run: dict[str, list[Change]], run: str) -> None:
     before = (BOOK / f"{run}.txt").read_text(encoding="utf-8").splitlines()
     now = [f"{change} || {judge.verdict(change)}" for change in by_run[run]]
+    assert not [line for line, change in zip(now, by_run[run], strict=True) if is_hole(change, line.split(" || ", 1)[1])]
     assert now == before, "judged otherwise; if that is meant: python -m tests.runs.every_field"
+
+
+def test_every_excuse_is_needed(by_run: dict[str, list[Change]]) -> None:
+    """A row that excuses nothing in the book would excuse the next hole."""
+    needed = set()
+    for run, changes in by_run.items():
+        lines = (BOOK / f"{run}.txt").read_text(encoding="utf-8").splitlines()
+        needed |= {excuse(change) for change, line in zip(changes, lines, strict=True) if line.split(" || ", 1)[1].startswith("valid")}
+    assert needed == {*FREE, *TOLERANCES}

@@ -82,7 +82,7 @@ SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
     "a log that goes past the report": (goes_further, ONCE, INVALID, "claims step 8, its log ends at step 9"),
     "seconds before the chain": (before_the_chain(at_step(4, seconds=0.0001)), TIME, INVALID, "step 4 of attempt 0 rank 0 took 0.000100 s"),
     "instants before the chain": (before_the_chain(shifted(-0.01, "at")), TIME, INVALID, "part of that is booked as load"),
-    "wall times before the chain": (before_the_chain(shifted(-7200.0, "time")), TIME, INVALID, "the wall clock and the monotonic one part"),
+    "wall times before the chain": (before_the_chain(shifted(-7200.0, "time")), TIME, INVALID, "s early, which no clock showed"),
     "the spans of a survivor removed": (lambda run: run.attempt(0).spans(1).unlink(), TIME, UNKNOWN, "attempt 0 left no spans of rank 1"),
 }  # fmt: skip
 

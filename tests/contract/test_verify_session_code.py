@@ -40,6 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
         first, second = dict(sessions[0]), dict(sessions[0])
         second |= {"started_at": began, "time": first["time"] - first["started_at"] + began}
         first["ended_at"] = began - 0.001
+        first["ended_time"] = second["time"] - 0.001
         record["sessions"] = [first, second]
         attempts[2]["session"] = 1
 

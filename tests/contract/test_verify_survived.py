@@ -82,6 +82,15 @@ def test_who_is_told_to_stop_may_leave_it_to_those_who_go_on() -> None:
     assert not was_stopped((replace(died, outcome="died"), replace(on, outcome="stopped")), replace(died, outcome="died"))
 
 
+def test_attempts_that_go_on_with_themselves_or_in_thousands_are_followed_once() -> None:
+    """Only a stranger's record has such: it may not cost a stack or never end."""
+    itself = Attempt(0, 2, outcome="survived", continues=0)
+    other = Attempt(1, 2, outcome="survived", continues=2)
+    assert not was_stopped((itself, other, replace(other, attempt=2, continues=1)), itself)
+    chain = [Attempt(number, 2, outcome="survived", continues=number - 1 if number else None) for number in range(4096)]
+    assert was_stopped((*chain, Attempt(4096, 2, outcome="stopped", continues=4095)), chain[0])
+
+
 @pytest.mark.parametrize("logged", [True, False])
 def test_one_that_died_with_nothing_owed_needs_no_lost_samples_record(tmp_path: Path, logged: bool) -> None:
     """All had its gradients; whether it came to log the step is chance."""

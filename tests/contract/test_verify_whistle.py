@@ -176,9 +176,11 @@ def test_a_failed_save_that_recovery_found_whole_has_one_end(sweep: Path) -> Non
     log = layout.attempt(1).checkpoints
     late = line_at(log, 18)
     assert late["event"] == "submitted"
-    committed = {"reason": FOUND}
+    committed = {"reason": FOUND, "write_s": 0.0, "hash_s": 0.0, "commit_s": 0.0}
     edit_lines(log, lambda line: line | committed if line["event"] == "committed" and line["global_step"] == 18 else line)
-    append(log, {name: late[name] for name in ("global_step", "attempt", "at", "time")} | {"event": "failed"})
+    append(
+        log, {name: late[name] for name in ("global_step", "attempt", "at", "time")} | {"event": "failed", "reason": "E-storage checkpoints: fsync"}
+    )
     assert found(verify_run(sweep / "blk"), "checkpoints-accounted").status == VALID
 
 

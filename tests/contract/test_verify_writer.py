@@ -66,7 +66,7 @@ def test_as_many_writers_died_as_were_killed_and_no_more_than_were_started(sweep
 
 def point_back(run: RunLayout) -> None:
     """Both pointers name the checkpoint before the newest."""
-    edit_json(run.checkpoints / "latest.json", lambda pointer: pointer | {"path": "step_00000018", "global_step": 18})
+    edit_json(run.checkpoints / "latest.json", lambda pointer: pointer | {"path": "step_00000018", "global_step": 18, "epoch": 1})
     (run.checkpoints / "latest_ok").unlink()
     (run.checkpoints / "latest_ok").symlink_to("step_00000018")
 

@@ -80,4 +80,4 @@ def test_where_its_package_is_missing_one_line_says_so(struck: Path, tmp_path: P
     assert "failure.kind: must be one of none, exit, kill" in said and f"got {NAME!r}" in said
     assert not list(tmp_path.iterdir())
     said = run_ecrl(tmp_path, "verify", str(struck), check=3).stdout
-    assert f"Cannot tell: failures-once - the check failed (unknown failure {NAME!r})" in said
+    assert f"Cannot tell: failures-once - config.json is none that ECRL runs here: unknown failure {NAME!r}" in said

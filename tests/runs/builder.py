@@ -11,6 +11,7 @@ import struct
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest, parse
 from ecrl_cli.checkpoint.format.hashing import tensor_digest
@@ -114,7 +115,7 @@ class RunBuilder:
         while not self.attempts or self.attempts[-1].outcome != "completed":
             self.attempts.append(self.attempt(len(self.attempts)))
         deaths = sum(a.outcome == "died" for a in self.attempts)
-        session = SupervisorSession(began, began + WALL, BOOT, self.tick(0.05), signals=(), writer_deaths=0, ended_time=self.now + WALL)
+        session = SupervisorSession(began, began + WALL, BOOT, self.tick(0.05), (), 0, "c" * 64 if self.states else "", self.now + WALL)
         record = SupervisorRecord(1, self.run_id, self.config.target_steps, "completed", deaths, tuple(self.attempts), (session,), "target reached")
         write_json(self.layout.supervisor, encode(record))
         write_json(self.layout.supervisor, encode(replace(record, attempts=with_phases(self.layout, record.attempts))))
@@ -269,7 +270,7 @@ class Worker:
         before = position(self.step, self.sampler.steps_per_epoch)
         self.sampler.epoch, self.sampler.cursor_step = before
         found = {name: getattr(state, name) for name in RANK_COMPONENTS}
-        whole = digest([found[name] for name in ("parameters", "buffers", "optimizer")])
+        whole = self.whole(state)
         rate = learning_rate(self.run.config, self.step)
         return {"components": found, "state_digest": whole, "lr": rate, "loss_scale": scaler[0], "growth_tracker": scaler[1]}
 
@@ -277,8 +278,17 @@ class Worker:
         """What each rank holds before its first step: what `image` held behind the step before."""
         for rank in range(self.ranks):
             state = self.rank_state(rank)
-            whole = digest([getattr(state, name) for name in ("parameters", "buffers", "optimizer")])
-            write_json(self.logs.restored(rank), encode(RestoredState(self.number, self.step, state, whole)))
+            write_json(self.logs.restored(rank), encode(RestoredState(self.number, self.step, state, self.whole(state))))
+
+    def whole(self, state: RankState) -> str:
+        """The digest over the tensors of parameters, buffers and optimizer; of something else where the rank has buffers of its own."""
+        tensors = self.tensors()
+        if state.buffers != components_of(tensors).buffers:
+            return digest([state.parameters, state.buffers, state.optimizer])
+        return digest([[name, sha] for name, sha in sorted(tensors.items()) if not name.startswith("rng.")])
+
+    def tensors(self) -> dict[str, str]:
+        return {spec.name: tensor_digest(spec.dtype, spec.shape, self.bytes_at(spec.name, spec.nbytes)) for part in PARTS.values() for spec in part}
 
     def loss_of(self, rank: int) -> float | tuple[float, ...]:
         replicas = self.run.config.elastic.replicas
@@ -313,7 +323,9 @@ class Worker:
         seconds = {f"{name}_s": value for name, value in times.items()}
         where = {"path": self.run.layout.relative(saved.path), "commit_sha256": saved.commit_sha256}
         self.event("committed", bytes=saved.bytes, **where, **seconds)
-        for retired in self.run.store.update_pointers_and_retire(saved, image):
+        with patch("ecrl_cli.checkpoint.store.store.wall", lambda: self.run.now + WALL):  # the time in latest.json
+            gone = self.run.store.update_pointers_and_retire(saved, image)
+        for retired in gone:
             where = {"path": self.run.layout.relative(retired.path), "commit_sha256": retired.commit_sha256}
             self.event("retired", step=retired.global_step, **where)
         self.book(0, "write_wait", writing)
@@ -360,9 +372,7 @@ class Worker:
 
     def rank_state(self, rank: int) -> RankState:
         """The digests of what `image` would hold, as this rank has it."""
-        tensors = {
-            spec.name: tensor_digest(spec.dtype, spec.shape, self.bytes_at(spec.name, spec.nbytes)) for part in PARTS.values() for spec in part
-        }
+        tensors = self.tensors()
         own = f"rng.rank{rank}."
         rng = {name.removeprefix(own): sha for name, sha in tensors.items() if name.startswith(own)}
         found = components_of(tensors)
@@ -373,7 +383,8 @@ class Worker:
         entry = self.armed.get(self.step)
         if entry is None:
             return None
-        fired = InjectedFault(entry.index, entry.kind, entry.rank, entry.global_step, self.number, self.run.now, self.run.now + WALL)
+        now, step = self.run.now, self.step if self.run.states else None  # earlier versions did not say
+        fired = InjectedFault(entry.index, entry.kind, entry.rank, entry.global_step, self.number, now, now + WALL, step)
         assert claim(self.run.layout, fired)
         self.run.fired.add(entry.index)
         return fired

@@ -198,7 +198,7 @@ def idle_commit(run: RunLayout) -> None:
 CLOCKS: dict[str, tuple[Spoil, str, str, str]] = {
     "instants negated": (lines(2, 1, lambda line: line | {"at": -line["at"]}), TIME, INVALID, "before the attempt was launched"),
     "instants in reverse": (reversed_lines, TIME, INVALID, "before what came before it was over"),
-    "wall times in 1970": (every_line(shifted(-WALL, "time")), TIME, INVALID, "the wall clock and the monotonic one part"),
+    "wall times in 1970": (every_line(shifted(-WALL, "time")), TIME, INVALID, "s early, which no clock showed"),
     "all wall times in 1970": (
         lambda run: redate(run, lambda at: at, lambda time: time - WALL),
         TIME,

@@ -54,8 +54,9 @@ def lines(layout: RunLayout, attempt: int = 0) -> list[tuple[str, int, str]]:
         ([(6, None), (6, 0), (6, 1)], {0: 6}, True),
         ([(6, None), (8, 0), (6, 1)], {0: 6}, False),
         ([(6, None), (6, 0), (6, 1)], {1: 6}, True),
+        ([(6, None), (6, 1), (6, 1)], {}, False),
     ],
-    ids=["nothing continued", "the one before", "another step", "two before", "beyond one that began elsewhere", "the nearer one"],
+    ids=["nothing continued", "the one before", "another step", "two before", "beyond one that began elsewhere", "the nearer one", "one of itself"],
 )
 def test_whether_an_attempt_gone_on_with_has_submitted_the_step(
     layout: RunLayout, orders: list[tuple[int, int | None]], logged: dict[int, int], expected: bool

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import RecordError, plural
 from ecrl_cli.verify.registry import guarded
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, FindingBuilder, Verdict, render
@@ -64,7 +67,8 @@ def test_a_check_that_crashes_is_unknown(error: Exception) -> None:
     def crash(case: Case) -> Finding:
         raise error
 
-    finding = guarded("promise", crash, None)  # type: ignore[arg-type]
+    case = SimpleNamespace(run=SimpleNamespace(stored=SimpleNamespace(config=RunConfig())))
+    finding = guarded("promise", crash, cast(Case, case))
     assert finding.status == UNKNOWN and finding.message.startswith("Cannot tell: promise - the check failed (")
     assert "out of range" in finding.message
 

@@ -182,7 +182,8 @@ def losses(records: RunRecords, path: Lineage) -> dict[int, dict[int, float]]:
 def losses_of(line: RankLine, replicas: int) -> dict[int, float]:
     """The line's loss by rank, or by replica, so that runs with different world sizes can be compared."""
     if isinstance(line.loss, tuple):
-        return dict(zip(owned(replicas, line.rank, line.world_size), line.loss, strict=False))
+        places = owned(replicas, line.rank, line.world_size) if replicas else range(len(line.loss))  # a stranger's record may say that it has none
+        return dict(zip(places, line.loss, strict=False))
     return {line.rank: line.loss}
 
 

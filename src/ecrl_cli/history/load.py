@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -106,7 +108,16 @@ class RunRecords:
 
     def logs(self, attempt: int) -> AttemptRecords:
         """The logs of `attempt`; empty ones if it left no folder."""
-        return next((a for a in self.attempt_logs if a.attempt == attempt), AttemptRecords(attempt, {}, NOTHING, NOTHING, None, None))
+        return self._logs.get(attempt) or AttemptRecords(attempt, {}, NOTHING, NOTHING, None, None)
+
+    @cached_property
+    def _logs(self) -> dict[int, AttemptRecords]:
+        return {a.attempt: a for a in reversed(self.attempt_logs)}
+
+    @cached_property
+    def successors(self) -> dict[int, Attempt]:
+        """By number, the attempt that supervisor.json lists directly after it."""
+        return {before.attempt: after for before, after in reversed(list(pairwise(self.attempts)))}
 
     @property
     def final(self) -> FinalState | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.history.lineage import Lineage, ancestry
@@ -17,7 +16,7 @@ History = tuple[tuple[int, ...], ...]
 
 def successor(records: RunRecords, attempt: int) -> Attempt | None:
     """The attempt directly after `attempt`."""
-    return next((after for before, after in pairwise(records.attempts) if before.attempt == attempt), None)
+    return records.successors.get(attempt)
 
 
 def surviving_ranks(a: Attempt) -> tuple[int, ...]:
@@ -33,8 +32,13 @@ def continuing_ranks(records: RunRecords, attempt: int) -> tuple[int, ...]:
 
 def was_stopped(attempts: Sequence[Attempt], a: Attempt) -> bool:
     """Whether `a` ended by a stop request or completed, or its survivors did."""
-    later = [each for each in attempts if each.continues == a.attempt and a.outcome == SURVIVED]
-    return a.outcome in ("stopped", "completed") or any(was_stopped(attempts, each) for each in later)
+    survived = {a.attempt} if a.outcome == SURVIVED else set[int]()
+    ends = [a.outcome]
+    for each in sorted(attempts, key=lambda each: each.attempt):  # only a later one goes on with it, whatever a stranger's record says
+        if each.attempt > a.attempt and each.continues in survived:
+            ends.append(each.outcome)
+            survived |= {each.attempt} if each.outcome == SURVIVED else set()
+    return not {"stopped", "completed"}.isdisjoint(ends)
 
 
 def lost_lines(records: RunRecords, path: Lineage) -> tuple[tuple[int, LostSamples], ...]:

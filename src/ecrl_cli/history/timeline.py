@@ -54,7 +54,7 @@ class Timeline:
         """Seconds by category."""
         total = dict.fromkeys(CATEGORIES, 0.0)
         for piece in self.pieces:
-            total[piece.category] += piece.end - piece.start
+            total[piece.category] = total.get(piece.category, 0.0) + piece.end - piece.start  # a stranger's record may have another one
         return total
 
     @property

@@ -54,6 +54,9 @@ COPY_WAIT = "copy_wait"
 # Reasons that recovery writes and verify reads. GONE: of a rejection, an acknowledged checkpoint is missing. FOUND: of an acknowledgement made after
 # the save was recorded as failed (its name was not known to be durable, but it is there).
 GONE, FOUND = "is gone", "found after a failed save"
+# How a save ended whose writer had died: by what the store held when the supervisor, or the next writer, looked. FOUND too is written then.
+LEFT_WHOLE, LEFT_UNCOMMITTED = "found after the death of who wrote it", "died before the commit"
+RECONCILED = (FOUND, LEFT_WHOLE, LEFT_UNCOMMITTED)
 LOADER = "loader"  # the layer of a rejection: the checkpointer that wrote the files could not load them (`records.state_digests.Unloadable`)
 
 # The words allowed in records; any other is an error.

@@ -7,9 +7,10 @@ from typing import Any
 
 from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, LEASE, STEP_NAME
 from ecrl_cli.config.strategies import strategy_of
-from ecrl_cli.errors import RecordError, plural
+from ecrl_cli.errors import RecordError, plural, shown
 from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.safe_read import parsed, read_whole
+from ecrl_cli.verify.rank_spans import APART_S
 from ecrl_cli.verify.retention import step_of
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
@@ -79,6 +80,9 @@ def _check_pointers(case: Case, notes: FindingBuilder) -> None:
             notes.broken(f"{LATEST} is no pointer to a checkpoint and its step")
         else:
             pointers[LATEST] = name
+            _check_facts(case, name, document, notes)
+    elif _pointed_to(case) and not strategy_of(case.run.stored.config).checkpointer:
+        notes.missing(f"{LATEST} is not there, and no line says that it could not be written")
     if (folder / LATEST_OK).is_symlink():  # a copy of the run may have followed the link
         pointers[LATEST_OK] = str((folder / LATEST_OK).readlink())
     there = {Path(c.path).name for c in case.disk}
@@ -89,6 +93,20 @@ def _check_pointers(case: Case, notes: FindingBuilder) -> None:
             notes.broken(f"{pointer} names {name[:80]!r}, which is not there and was refused by no attempt")
         elif due is not None and name != due:
             notes.broken(f"{pointer} names {name[:80]}, the newest checkpoint of the completed run is {due}")
+
+
+def _check_facts(case: Case, name: str, document: dict[str, Any], notes: FindingBuilder) -> None:
+    """What latest.json says of its checkpoint is what the manifest says; it was written after the commit, before the end of the run."""
+    manifest = next((c.report.manifest for c in case.disk if Path(c.path).name == name and c.report.ok), None)
+    for key in ("epoch", "world_size") if manifest else ():
+        if document.get(key) != getattr(manifest, key) or type(document.get(key)) is not int:
+            notes.broken(f"{LATEST} says {key} {shown(document.get(key))}, {name} is of {getattr(manifest, key)}")
+    written, ends = document.get("timestamp"), [session.ended_time for session in case.run.sessions]
+    since = [line.time for line in checkpoint_events(case.run) if line.event == "committed" and line.path and Path(line.path).name == name]
+    if not isinstance(written, (int, float)) or isinstance(written, bool):
+        notes.broken(f"{LATEST} says that it was written at {shown(written)}")
+    elif (since and written < min(since) - APART_S) or (ends and ends[-1] and written > ends[-1] + APART_S):
+        notes.missing(f"{LATEST} says that it was written at {written:.3f}, {name} was committed at {min(since, default=0.0):.3f} by the wall clock")
 
 
 def _pointed_to(case: Case) -> str | None:

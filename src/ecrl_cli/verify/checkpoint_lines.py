@@ -7,7 +7,10 @@ import re
 
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import plural, shown
-from ecrl_cli.records.events import CHECKPOINT_ENDS, CHECKPOINT_EVENTS, FOUND, CheckpointLine
+from ecrl_cli.history.load import AttemptRecords
+from ecrl_cli.records.events import CHECKPOINT_ENDS, CHECKPOINT_EVENTS, FOUND, LEFT_UNCOMMITTED, LEFT_WHOLE, CheckpointLine
+from ecrl_cli.verify.checkpoint_folder import lost_power
+from ecrl_cli.verify.disturbance import ENDED_WELL
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
@@ -20,12 +23,13 @@ _SAYS: dict[str, tuple[str, ...]] = {
     "released": ("enqueue_s", "stall_s", "stall_parts"),
     "waited": ("stall_s", "stall_parts"),
     "committed": ("write_s", "hash_s", "commit_s", "bytes", "path", "commit_sha256", "reason"),
-    "failed": ("write_s", "bytes", "reason"),
+    "failed": ("write_s", "reason"),
     "lost": ("bytes", "reason"),
     "retired": ("path", "commit_sha256"),
     "pointer_failed": ("reason",),
 }
 _FIELDS = sorted({name for names in _SAYS.values() for name in names})
+_ERROR = re.compile(r"E-[a-z][a-z0-9-]* \S+: .+", re.DOTALL)  # `EcrlError.line`
 _SLACK_S = 0.001  # a line is dated just before it is written, and a duration is taken just before that
 _PATH = re.compile(r"checkpoints/step_([0-9]{8})(\.safetensors|\.pt)?")
 
@@ -34,13 +38,63 @@ def check_lines(case: Case, notes: FindingBuilder) -> None:
     """Check the journals of all attempts."""
     saved = {line.global_step for line in checkpoint_events(case.run) if line.event in ("submitted", "committed")}
     early = not any(line.stall_parts for line in checkpoint_events(case.run))  # recorded before stalls were split into parts
+    _check_retired(case, notes)
     for a in case.run.attempt_logs:
         if not early:
             _check_fields(a.attempt, a.checkpoints.events, notes)
+            _check_stages(case, a, notes)
         _check_journal(case, a.attempt, a.checkpoints.events, notes)
         for line in a.checkpoints.events:
             if line.event == "retired" and line.global_step not in saved:
                 notes.broken(f"attempt {a.attempt} retired step {line.global_step}, which nobody saved")
+
+
+def _check_stages(case: Case, logs: AttemptRecords, notes: FindingBuilder) -> None:
+    """A save passes through every stage that those who do it record, and says there what it must."""
+    strategy, a = strategy_of(case.run.stored.config), case.attempt(logs.attempt)
+    ended_well = a is not None and a.outcome in ENDED_WELL
+    last = max((line.global_step for line in logs.ranks[0].events), default=0) if 0 in logs.ranks else 0
+    by_step: dict[int, dict[str, CheckpointLine]] = {}
+    for line in logs.checkpoints.events:
+        by_step.setdefault(line.global_step, {}).setdefault(line.event, line)
+    for step, found in sorted(by_step.items()):
+        who = f"the save of step {step} in attempt {logs.attempt}"
+        submitted, committed, failed = found.get("submitted"), found.get("committed"), found.get("failed")
+        written = committed is not None and committed.reason is None
+        if (written or (failed and not strategy.needs_writer)) and "received" not in found:
+            notes.broken(f"{who} was {'committed' if written else 'said to have failed'}, and no line says that whoever writes had received it")
+        if submitted is None:
+            continue
+        if "released" not in found and (ended_well or last > step):
+            notes.broken(f"{who} was submitted, and no line says that rank 0 went on, which it did")
+        if submitted.inflight < 1:
+            notes.broken(f"{who} was submitted with no checkpoint in flight, not even itself")
+        handed_over = written or "received" in found
+        if handed_over and not submitted.bytes and strategy.checkpointer is None:
+            notes.broken(f"{who} was submitted with no bytes")
+        if written and committed and not committed.bytes:
+            notes.broken(f"{who} was committed with no bytes")
+
+
+def _check_retired(case: Case, notes: FindingBuilder) -> None:
+    """A checkpoint is retired under the path and the commit that it was committed with."""
+    known: dict[int, set[tuple[str | None, str | None]]] = {}
+    gone: set[int] = set()
+    for line in checkpoint_events(case.run):
+        place = (line.path, line.commit_sha256)
+        if line.event == "committed":
+            known.setdefault(line.global_step, set()).add(place)
+            gone.discard(line.global_step)
+        elif line.event == "retired" and place != (None, None) and known.get(line.global_step, {place}).isdisjoint({place}):
+            notes.broken(f"attempt {line.attempt} retired step {line.global_step} as {_place(line)}, which no line says that it was committed as")
+        if line.event == "retired":
+            if line.global_step in gone and not lost_power(case):
+                notes.broken(f"attempt {line.attempt} retired step {line.global_step}, which was retired before and not committed again")
+            gone.add(line.global_step)
+
+
+def _place(line: CheckpointLine) -> str:
+    return f"{shown(line.path)} under the commit {shown((line.commit_sha256 or '')[:8])}"
 
 
 def _check_journal(case: Case, attempt: int, lines: tuple[CheckpointLine, ...], notes: FindingBuilder) -> None:
@@ -111,7 +165,22 @@ def _impossible(line: CheckpointLine) -> list[str]:
         match = _PATH.fullmatch(line.path or "")
         if match is None or int(match[1]) != line.global_step:
             found.append(f"names {str(line.path)[:80]!r} as its path")
+    if text := _wrong_reason(line):
+        found.append(text)
     return found
+
+
+def _wrong_reason(line: CheckpointLine) -> str:
+    """What is wrong with the reason of an event that has one; empty if nothing is."""
+    if line.event in ("failed", "pointer_failed"):
+        return "" if _ERROR.fullmatch(line.reason or "") else f"has no error as its reason, but {shown(line.reason)}"
+    if line.event == "lost":
+        return "" if line.reason == LEFT_UNCOMMITTED else f"has the reason {shown(line.reason)}, it can only be that its writer {LEFT_UNCOMMITTED}"
+    if line.event == "committed" and line.reason not in (None, FOUND, LEFT_WHOLE):
+        return f"has the reason {shown(line.reason)}, which is none"
+    if line.event == "committed" and line.reason and (line.write_s or line.hash_s or line.commit_s):
+        return "was found after the fact, and says how long it took to write"
+    return ""
 
 
 def _out_of_order(line: CheckpointLine, before: dict[str, CheckpointLine]) -> list[str]:

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
-from ecrl_cli.records.events import Attempt, CheckpointLine, SupervisorSession
-from ecrl_cli.verify.rank_spans import ROUNDING_S
+from ecrl_cli.config.strategies import strategy_of
+from ecrl_cli.records.events import Attempt, InjectedFault, SupervisorSession
+from ecrl_cli.records.state_digests import recorded_by_rank
+from ecrl_cli.verify.disturbance import ENDED_WELL
+from ecrl_cli.verify.journal_instants import TRAINING_THREAD, check_journal_instants, named, session_of_line, writable_until
+from ecrl_cli.verify.rank_spans import APART_S, ROUNDING_S
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
-APART_S = 0.05  # how far the two clocks may differ at one instant: both are read within microseconds
 SLEW = 0.1  # the highest rate at which a daemon slews a wall clock (chrony: 8.3%; the kernel's own slew: 0.05%)
 STEPS, STEP_EVERY_S = 3, 600.0  # how often the wall clock may be set, or the machine suspended, in one run
 LATE, LATE_SHARE = 2, 0.02  # how many instants, and what share, may have had their second clock read late because the process was paused in between
 LARGE_STEP_S = 3600.0  # a clock wrong by this much is corrected once; it does not become wrong again
 COMPARED_RECORDS = 16  # how many records before the end of a session are compared with it
+_LOOKED_AT = 64  # how many instants on either side of one are looked through for those to compare it with
 EARLIEST = 1_704_067_200.0  # 2024-01-01: earlier than any possible recording
 
 
@@ -30,7 +34,8 @@ class Instant:
     """One reading of both clocks.
 
     `process`: which process read them; `what`: a description of the record; `until`: when that process was over at the latest, so that it
-    cannot have read the second clock later.
+    cannot have read the second clock later. `loose`: work lies between the two readings (in a rank's line
+    its digests), on a busy machine more than APART_S.
     """
 
     at: float
@@ -38,6 +43,7 @@ class Instant:
     process: tuple[int, int | str]
     what: str
     until: float = float("inf")
+    loose: bool = False
 
     @property
     def offset(self) -> float:
@@ -58,7 +64,7 @@ def check_clocks(case: Case, notes: FindingBuilder) -> None:
     for a in case.attempts:
         _check_attempt_instants(case, a, notes)
         _check_line_order(case, a, notes)
-        _check_save_order(case, a, notes)
+        check_journal_instants(case, a, notes)
     _check_starts(case, notes)
     by_clock = _by_clock(case)
     _check_ends(case, by_clock, notes)
@@ -157,8 +163,11 @@ def _check_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """launch.json is written after the end of the previous attempt and before the launch, in the boot of its session."""
     order, session = case.run.logs(a.attempt).order, case.run.session_of(a)
     if order is None or not order.at:
+        if order and recorded_by_rank(case.run.stored.config):  # earlier versions did not say
+            notes.broken(f"launch.json of attempt {a.attempt} does not say when it was written")
         return
-    before = next((b for b in case.attempts if b.attempt == a.attempt - 1 and b.session == a.session), None)
+    earlier = case.attempt(a.attempt - 1)
+    before = earlier if earlier and earlier.session == a.session else None
     if order.at > a.launched_at + ROUNDING_S:
         notes.broken(f"launch.json of attempt {a.attempt} was written {order.at - a.launched_at:.3f} s after the launch")
     if before and before.ended_at is not None and order.at < before.ended_at - ROUNDING_S:
@@ -171,7 +180,8 @@ def _check_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
 
 
 def _next_in_session(case: Case, a: Attempt) -> Attempt | None:
-    return next((b for b in case.attempts if b.attempt == a.attempt + 1 and b.session == a.session), None)
+    following = case.attempt(a.attempt + 1)
+    return following if following and following.session == a.session else None
 
 
 def _until(case: Case, a: Attempt) -> float | None:
@@ -182,16 +192,22 @@ def _until(case: Case, a: Attempt) -> float | None:
     return session.ended_at if session else None
 
 
+def processes_over(case: Case, a: Attempt) -> float | None:
+    """As `_until`, or the recorded end of an attempt that ended well: by then its processes had ended."""
+    return a.ended_at if a.outcome in ENDED_WELL and a.ended_at is not None else _until(case, a)
+
+
 def _of_ranks(case: Case, a: Attempt) -> Iterator[Instant]:
     """The instants recorded in `a` by ranks that share the supervisor's clock."""
     logs, who = case.run.logs(a.attempt), f"attempt {a.attempt}"
     for rank, lines in sorted(logs.ranks.items()):
         if rank < local_ranks(case, a.attempt):
             for line in lines.events:
-                yield Instant(line.at, line.time, (a.attempt, rank), f"step {line.global_step} of {who} rank {rank}")
-    for saved in logs.checkpoints.events:
-        if saved.event in ("submitted", "released"):
-            yield Instant(saved.at, saved.time, (a.attempt, 0), f"the {saved.event} line of step {saved.global_step} of {who}")
+                yield Instant(line.at, line.time, (a.attempt, rank), f"step {line.global_step} of {who} rank {rank}", loose=True)
+    for saved, following in zip_longest(logs.checkpoints.events, logs.checkpoints.events[1:]):
+        if saved.event in TRAINING_THREAD:
+            in_file = following.at if following and following.at > saved.at else float("inf")
+            yield Instant(saved.at, saved.time, (a.attempt, 0), named(saved), in_file)
     for rank, reports in sorted(logs.survivor_reports.items()):
         for each in reports.events:
             yield Instant(each.at, each.time, (a.attempt, rank), f"the survivor report of {who} rank {rank}")
@@ -215,22 +231,6 @@ def _check_line_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
                 )
                 break
             before = line.at
-
-
-def _check_save_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """A checkpoint is submitted, then received, then ends; the write lies between the last two; the training thread is released afterwards."""
-    by_step: dict[int, dict[str, CheckpointLine]] = {}
-    for line in case.run.logs(a.attempt).checkpoints.events:
-        by_step.setdefault(line.global_step, {}).setdefault(line.event, line)
-    for step, found in sorted(by_step.items()):
-        for first, then in (("submitted", "received"), ("received", "committed"), ("submitted", "released"), ("committed", "retired")):
-            late, early = found.get(first), found.get(then)
-            if late and early and early.at < late.at - ROUNDING_S:
-                notes.broken(f"step {step} of attempt {a.attempt} was {then} {late.at - early.at:.6f} s before it was {first}")
-        received, committed = found.get("received"), found.get("committed")
-        if received and committed and committed.write_s + committed.commit_s > committed.at - received.at + ROUNDING_S:
-            text = f"{committed.write_s + committed.commit_s:.6f} s of writing between two instants {committed.at - received.at:.6f} s apart"
-            notes.broken(f"step {step} of attempt {a.attempt} was saved in {text}")
 
 
 def _check_fired(case: Case, notes: FindingBuilder) -> None:
@@ -265,22 +265,35 @@ def _by_clock(case: Case) -> dict[str, list[Instant]]:
         own = case.run.session_of(a)
         boot = f"boot {own.boot_id[:8]}" if own else f"session {a.session}"
         logs, order = case.run.logs(a.attempt), case.run.logs(a.attempt).order
-        over = _until(case, a)
+        over = processes_over(case, a)
         until = float("inf") if over is None else over
-        found.setdefault(boot, []).extend(replace(each, until=until) for each in _of_ranks(case, a))
+        found.setdefault(boot, []).extend(replace(each, until=min(until, each.until)) for each in _of_ranks(case, a))
         if order and order.at:
-            found[boot].append(Instant(order.at, order.time, (-1, "supervisor"), f"launch.json of attempt {a.attempt}"))
-        for line in logs.checkpoints.events:
-            if line.event not in ("submitted", "released"):
-                what = f"the {line.event} line of step {line.global_step} of attempt {a.attempt}"
-                found[boot].append(Instant(line.at, line.time, (a.attempt, what), what))  # written by several threads and processes
+            found[boot].append(Instant(order.at, order.time, (-1, "supervisor"), f"launch.json of attempt {a.attempt}", a.launched_at))
+        for line, following in zip_longest(logs.checkpoints.events, logs.checkpoints.events[1:]):
+            if line.event not in TRAINING_THREAD:
+                there, before = session_of_line(case, a, line), writable_until(case, a, line)
+                if following and following.at > line.at:
+                    before = min(before, following.at)  # it was in the file by then
+                read = Instant(line.at, line.time, (a.attempt, named(line)), named(line), before)
+                found.setdefault(boot if there is None else f"boot {case.run.sessions[there].boot_id[:8]}", []).append(read)
         for fired in (f for f in case.run.fired if f.attempt == a.attempt and f.rank < local_ranks(case, a.attempt)):
-            found[boot].append(Instant(fired.at, fired.time, (a.attempt, f"fault {fired.index}"), f"entry {fired.index}, fired,", until))
+            found[boot].append(_of_fault(case, a, fired, until))
         for rank, lines in logs.ranks.items():
             if rank >= local_ranks(case, a.attempt):
                 name = f"attempt {a.attempt} rank {rank}"
                 found[name] = [Instant(x.at, x.time, (a.attempt, rank), f"step {x.global_step} of {name}") for x in lines.events]
     return found
+
+
+def _of_fault(case: Case, a: Attempt, fired: InjectedFault, until: float) -> Instant:
+    """The instant of a fired fault. Its record is on disk before the fault is injected, thus before its target's next line."""
+    lines = case.run.logs(a.attempt).ranks.get(fired.rank)
+    following = next((line.at for line in (lines.events if lines else ()) if line.at > fired.at), until)
+    background = strategy_of(case.run.stored.config).background  # a writer is hit beside the ranks
+    return Instant(
+        fired.at, fired.time, (a.attempt, f"fault {fired.index}"), f"entry {fired.index}, fired,", until if background else min(until, following)
+    )
 
 
 def _check_agreement(clock: str, instants: list[Instant], notes: FindingBuilder) -> None:
@@ -292,7 +305,8 @@ def _check_agreement(clock: str, instants: list[Instant], notes: FindingBuilder)
     if not ordered:
         return
     for each, apart in impossible[:1]:
-        notes.broken(f"{clock}: {each.what} has a wall time {apart:.3f} s late, its process had gone on or was over by then ({len(impossible)} such)")
+        how = f"{apart:.3f} s late, its process had gone on or was over by then" if apart > 0 else f"{-apart:.3f} s early, which no clock showed"
+        notes.broken(f"{clock}: {each.what} has a wall time {how} ({len(impossible)} such)")
     allowed = STEPS + int((ordered[-1].at - ordered[0].at) / STEP_EVERY_S)
     large = [step for step in steps if abs(step[1]) > LARGE_STEP_S]
     if len(steps) > allowed or (any(by > 0 for _, by in large) and any(by < 0 for _, by in large)):
@@ -305,7 +319,7 @@ def _check_agreement(clock: str, instants: list[Instant], notes: FindingBuilder)
 
 def _disagreements(ordered: list[Instant]) -> tuple[list[tuple[Instant, float]], list[Instant], list[tuple[Instant, float]]]:
     """(instants at which the wall clock was set, and by how much), instants whose wall time was read late, and (instants whose wall time their
-    process cannot have read, and by how much).
+    process cannot have read, and by how much: negative if no process can have).
 
     Greedy: an instant agrees with those since the last step of the clock, or was read late by a paused process, or is a new step.
     """
@@ -318,18 +332,41 @@ def _disagreements(ordered: list[Instant]) -> tuple[list[tuple[Instant, float]],
         if base is None:
             base = each
             continue
-        apart = each.offset - base.offset
-        if abs(apart) <= APART_S + SLEW * (each.at - base.at):
+        alone = _alone(ordered, number)
+        apart = alone or each.offset - base.offset
+        if not alone and abs(apart) <= APART_S + SLEW * (each.at - base.at):
             continue
-        if apart > 0 and each.at + apart <= free_until[number] + APART_S and _returns(ordered, number, base):
+        if apart > 0 and each.at + apart <= free_until[number] + APART_S and (alone or _returns(ordered, number, base)):
             late.append(each)
-            continue
-        if apart > 0 and number + 1 < len(ordered) and _returns(ordered, number, base):
+        elif alone or (apart > 0 and number + 1 < len(ordered) and _returns(ordered, number, base)):
             impossible.append((each, apart))
-            continue
-        steps.append((each, apart))
-        base = each
+        else:
+            steps.append((each, apart))
+            base = each
     return steps, late, impossible
+
+
+def _alone(ordered: list[Instant], number: int) -> float:
+    """By how much the instant is apart from those beside it, if these agree with one another; 0 if it is not.
+
+    The clock is not set for one reading and set right again. Those beside it are the nearest whose readings are close to one another; a loose one
+    may itself be late, which is judged otherwise, but not early.
+    """
+    each = ordered[number]
+    before = [other for other in ordered[max(0, number - _LOOKED_AT) : number] if not other.loose][-2:]
+    behind = [other for other in ordered[number + 1 : number + 1 + _LOOKED_AT] if not other.loose][:2]
+    if not before or not behind or behind[-1].at - before[0].at > STEP_EVERY_S:
+        return 0.0
+    beside = [*before, *behind]
+    apart = [each.offset - other.offset for other in beside]
+    if any(_close(each, other) or not _close(beside[0], other) for other in beside) or min(apart) < 0 < max(apart):
+        return 0.0
+    nearest = min(apart, key=abs)
+    return 0.0 if each.loose and nearest > 0 else nearest
+
+
+def _close(one: Instant, other: Instant) -> bool:
+    return abs(one.offset - other.offset) <= APART_S + SLEW * abs(one.at - other.at)
 
 
 def _next_of_process(ordered: list[Instant]) -> list[float]:
@@ -337,7 +374,7 @@ def _next_of_process(ordered: list[Instant]) -> list[float]:
     following: dict[tuple[int, int | str], float] = {}
     found = []
     for each in reversed(ordered):
-        found.append(following.get(each.process, each.until))
+        found.append(min(following.get(each.process, each.until), each.until))
         following[each.process] = each.at
     return list(reversed(found))
 
@@ -345,4 +382,4 @@ def _next_of_process(ordered: list[Instant]) -> list[float]:
 def _returns(ordered: list[Instant], number: int, base: Instant) -> bool:
     """Whether the instant after `number` agrees with those before, so that the clock itself was not set. True at the end."""
     behind = ordered[number + 1 : number + 2]
-    return all(abs(each.offset - base.offset) <= APART_S + SLEW * (each.at - base.at) for each in behind)
+    return all(_close(each, base) for each in behind)

@@ -13,6 +13,7 @@ from ecrl_cli.records.events import Attempt, FinalState, SupervisorRecord
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.verify.attempt_continuity import check_continued, check_recalled, size_of_survivors
+from ecrl_cli.verify.configuration import check_configuration
 from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.labels import check_labels, other_code, other_environment
 from ecrl_cli.verify.metrics_cache import check_metrics
@@ -31,6 +32,7 @@ def records_consistent(case: Case) -> Finding:
     for file in case.run.unread:
         notes.missing(f"{file.path} cannot be read: {file.reason}")
     _check_identity(case, notes)
+    check_configuration(case, notes)
     check_words(case, notes)
     check_labels(case, notes)
     if case.run.supervisor is None:
@@ -97,6 +99,9 @@ def _check_attempt(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     seen = max((max(furthest(case.run, b.attempt), b.last_step or 0) for b in case.attempts if b.attempt < a.attempt), default=0)
     if logs.order and logs.order.max_step_seen > seen:
         notes.broken(f"{who} was ordered as if step {logs.order.max_step_seen} had been done, the attempts before it came to step {seen}")
+    known = max((b.last_step or 0 for b in case.attempts if b.attempt < a.attempt), default=0)  # what the supervisor goes by
+    if logs.order and logs.order.max_step_seen < known:
+        notes.broken(f"{who} was ordered as if no step behind {logs.order.max_step_seen} had been done, supervisor.json says step {known}")
     if a.attempt in {folder.attempt for folder in case.run.attempt_logs} and logs.order is None:
         notes.missing(f"{who} has no launch.json")
     if a.outcome == "completed" and a is not case.attempts[-1]:

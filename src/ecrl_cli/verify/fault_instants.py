@@ -7,10 +7,12 @@ from collections.abc import Iterable
 
 from ecrl_cli.config.fault_spec import STARTING
 from ecrl_cli.config.strategies import strategy_of
+from ecrl_cli.errors import shown
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.registry import recorded_kind
-from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure
-from ecrl_cli.verify.verdict import FindingBuilder
+from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, InjectedFault, PlannedFailure
+from ecrl_cli.records.state_digests import recorded_by_rank
+from ecrl_cli.verify.verdict import SHOWN, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 _SLACK_S = 0.001  # all processes of a boot share one clock; an instant is read just before its record is written
@@ -61,6 +63,8 @@ def check_armed(case: Case, planned: tuple[PlannedFailure, ...], notes: FindingB
             if entry.index in spent and not overlapping and entry in planned:
                 first = next(fired.attempt for fired in case.run.fired if fired.index == entry.index)
                 notes.broken(f"entry {entry.index} fired in attempt {first} and attempt {a.attempt} was armed with it again")
+        if (listed := [entry.index for entry in order.pending]) != sorted(armed):
+            notes.broken(f"attempt {a.attempt} was armed with entries {listed[:SHOWN]}, which is no order of the plan")
         _check_passed(case, a, order.pending, notes)
 
 
@@ -88,6 +92,13 @@ def _check_passed(case: Case, a: Attempt, pending: Iterable[PlannedFailure], not
 def _check_step(case: Case, fired: InjectedFault, entry: PlannedFailure, notes: FindingBuilder) -> None:
     """The step at which it is recorded to have fired is possible for the planned entry."""
     step, a = fired.at_step, case.attempt(fired.attempt)
+    by_supervisor = entry.moment in ("wall", "rest")
+    if recorded_by_rank(case.run.stored.config):  # earlier versions did not say the step of every kind
+        if (step is None) != by_supervisor:
+            how = f"says step {step}" if by_supervisor else "does not say at which step"
+            notes.broken(f"entry {fired.index} ({entry.kind}) fired at {entry.moment}, and {how}")
+        if fired.detail and entry.moment != "rest":
+            notes.broken(f"entry {fired.index} ({entry.kind}) hit {shown(fired.detail)}: the plan leaves nothing open at {entry.moment}")
     if step is None:
         return
     first, last = entry.global_step, entry.global_step
@@ -146,7 +157,7 @@ def _beside_lines(case: Case, fired: InjectedFault, entry: PlannedFailure) -> li
     """By how many seconds it is dated before the step that it waited for, or after its target's next one, with a description."""
     saves = entry.moment == "save"
     if saves and strategy_of(case.run.stored.config).background:
-        return []  # the background writer is another process; it and the ranks do not wait for each other
+        return _beside_save(case, fired)  # the background writer is another process; it and the ranks do not wait for each other
     lines = case.run.logs(fired.attempt).ranks.get(0 if saves else fired.rank)
     by_step = {line.global_step: line.at for line in lines.events} if lines else {}
     if entry.moment in STARTING:
@@ -160,6 +171,15 @@ def _beside_lines(case: Case, fired: InjectedFault, entry: PlannedFailure) -> li
     if (passed := by_step.get(step + 1)) is not None:
         found.append((fired.at - passed, f"after its victim had logged step {step + 1}"))
     return found
+
+
+def _beside_save(case: Case, fired: InjectedFault) -> list[tuple[float, str]]:
+    """As `_beside_lines`, for a fault of the background writer: it hits a save that was submitted and has not ended."""
+    lines = [line for line in case.run.logs(fired.attempt).checkpoints.events if line.global_step == fired.at_step]
+    found = [(line.at - fired.at, f"before step {fired.at_step} was {line.event}") for line in lines if line.event in ("submitted", "received")]
+    return found + [
+        (fired.at - line.at, f"after the save of step {fired.at_step} had ended ({line.event})") for line in lines if line.event in CHECKPOINT_ENDS
+    ]
 
 
 def _at_rest(by_index: dict[int, PlannedFailure], fired: InjectedFault) -> bool:

@@ -42,6 +42,8 @@ def check_labels(case: Case, notes: FindingBuilder) -> None:
         notes.broken(f"dataset.json is of {shown(record.name)}, config.json of {shown(config.dataset.name)}")
     if record and config.dataset.name == "fake" and record.size != config.dataset.size:
         notes.broken(f"dataset.json has {plural(record.size, 'sample')}, config.json asks for {config.dataset.size}")
+    if record and case.reference and case.reference.dataset and record != case.reference.dataset:
+        notes.broken("dataset.json is not that of the reference")
     _check_environment(case, notes)
 
 

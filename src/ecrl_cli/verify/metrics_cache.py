@@ -14,6 +14,7 @@ from ecrl_cli.metrics.cache import NewerMetrics, differences
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.events import CHECKPOINT_ENDS
 from ecrl_cli.records.journal import read_json
+from ecrl_cli.records.state_digests import recorded_by_rank
 from ecrl_cli.verify.survivor_reports import allowed_missing_lines
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
@@ -31,8 +32,8 @@ def check_metrics(case: Case, notes: FindingBuilder) -> None:
             notes.missing("the run is completed and metrics.json is missing")
         return
     try:
-        folded = metrics_document(case.run)
-        wrong = differences(read_json(path), folded)
+        folded, recorded = metrics_document(case.run), read_json(path)
+        wrong = differences(recorded, folded)
     except NewerMetrics as error:
         notes.missing(f"metrics.json cannot be compared: {error}")
         return
@@ -40,6 +41,8 @@ def check_metrics(case: Case, notes: FindingBuilder) -> None:
         notes.missing(f"metrics.json cannot be read: {error.fact if isinstance(error, EcrlError) else error}")
         return
     _note(wrong, lacking(case), notes)
+    if recorded_by_rank(case.run.stored.config) and isinstance(recorded, dict) and recorded.get("metrics_version", 1) == 1:
+        notes.broken("metrics.json is of version 1, in which no run was counted that recorded the state of every rank")
     for name, count in _counted_again(case).items():
         if folded[name] != count:
             notes.broken(f"the records fold to {name} {shown(folded[name])}, counted again it is {shown(count)}")

@@ -15,6 +15,7 @@ from ecrl_cli.records.journal import read_journal
 # The values compared are sums and differences of the same clock readings, so they differ only by rounding: a sum of some ten numbers of up to 10^7 s
 # (the clock of a machine that has been up for months) is exact to 10^-7 s, whatever the load.
 ROUNDING_S = 1e-6
+APART_S = 0.05  # how far the monotonic and the wall clock may differ at one instant: both are read within microseconds
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ecrl_cli.errors import EcrlError
+from ecrl_cli.errors import ConfigError, EcrlError
 from ecrl_cli.verify.checkpoints import ACCOUNT, NO_BAD, NO_LOSS, checkpoints_accounted, no_acknowledged_loss, no_bad_checkpoint
+from ecrl_cli.verify.configuration import refusal
 from ecrl_cli.verify.consistency import RECORDS, TARGET, records_consistent, target_reached
 from ecrl_cli.verify.exactly_once import PROMISE as ONCE
 from ecrl_cli.verify.exactly_once import exactly_once
@@ -51,9 +52,12 @@ def run_checks(case: Case) -> tuple[Finding, ...]:
 
 
 def guarded(promise: str, check: Check, case: Case) -> Finding:
-    """Run one check; if it raises, its promise is unknown, with the reason."""
+    """Run one check; if it raises, its promise is unknown, with the reason. Only a configuration that ECRL would refuse should make one raise."""
     try:
         return check(case)
     except Exception as error:
+        refused = error if isinstance(error, ConfigError) else refusal(case.run.stored.config)
+        if refused:
+            return Finding(promise, UNKNOWN, f"Cannot tell: {promise} - config.json is none that ECRL runs here: {refused.fact}")
         reason = error.fact if isinstance(error, EcrlError) else f"{type(error).__name__}: {error}"
         return Finding(promise, UNKNOWN, f"Cannot tell: {promise} - the check failed ({reason})")

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from ecrl_cli.errors import plural
+from ecrl_cli.history.membership import continuing_ranks
 from ecrl_cli.records.events import COPY_WAIT, RANK_CATEGORIES, STALL_PARTS, Attempt, CheckpointLine, RankLine, Span
-from ecrl_cli.verify.clocks import local_ranks
+from ecrl_cli.records.state_digests import recorded_by_rank
+from ecrl_cli.verify.checkpoint_folder import lost_power
+from ecrl_cli.verify.clocks import local_ranks, processes_over
+from ecrl_cli.verify.disturbance import ENDED_WELL
 from ecrl_cli.verify.rank_spans import ROUNDING_S, SpanAccount
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
@@ -23,7 +27,7 @@ def check_spans(case: Case, notes: FindingBuilder) -> None:
     for reason in case.spans.unread:
         notes.missing(reason)
     for a in case.attempts:
-        logs = case.run.logs(a.attempt)
+        logs, sound = case.run.logs(a.attempt), True
         for rank, lines in sorted(logs.ranks.items()):
             account = case.spans.of(a.attempt, rank)
             if account is None:
@@ -33,14 +37,18 @@ def check_spans(case: Case, notes: FindingBuilder) -> None:
             if _check_account(a, rank, account, notes):
                 waits = _waits(account, logs.checkpoints.events) if rank == 0 else set()
                 _check_lines(f"attempt {a.attempt} rank {rank}", lines.events, account, waits, notes)
+                _check_span_steps(case, a, rank, account, notes)
+            else:
+                sound = False
         for key in sorted(key for key in case.spans.accounts if key[0] == a.attempt):
             if key[1] >= a.world_size:
                 notes.broken(f"attempt {a.attempt} rank {key[1]} left spans, the attempt had {plural(a.world_size, 'rank')}")
-            elif key[1] < local_ranks(case, a.attempt) and case.spans.accounts[key].start < a.launched_at - ROUNDING_S:
-                notes.broken(f"the spans of attempt {a.attempt} rank {key[1]} begin before the launch")
+            elif key[1] < local_ranks(case, a.attempt) and key[1] in logs.ranks:
+                _check_ends_of_spans(case, a, key[1], notes)
         _check_steps_together(case, a, notes)
-        _check_saves(case, a, notes)
-        _check_final(case, a, notes)
+        if sound:
+            _check_saves(case, a, notes)
+            _check_final(case, a, notes)
 
 
 def _check_account(a: Attempt, rank: int, account: SpanAccount, notes: FindingBuilder) -> bool:
@@ -59,6 +67,40 @@ def _check_account(a: Attempt, rank: int, account: SpanAccount, notes: FindingBu
             notes.broken(f"{who} books step {after.global_step} behind step {before.global_step}")
             return False
     return True
+
+
+def _check_ends_of_spans(case: Case, a: Attempt, rank: int, notes: FindingBuilder) -> None:
+    """A rank's spans lie between the launch of its attempt and the end of its process."""
+    account, until = case.spans.accounts[a.attempt, rank], processes_over(case, a)
+    if account.start < a.launched_at - ROUNDING_S:
+        notes.broken(f"the spans of attempt {a.attempt} rank {rank} begin before the launch")
+    if account.spans[0].category != ("rendezvous" if a.origins else "import"):  # a process that was there before has imported already
+        notes.broken(f"the spans of attempt {a.attempt} rank {rank} begin with {account.spans[0].category} of step {account.spans[0].global_step}")
+    ended_by_itself = (a.outcome in ENDED_WELL and a.exit_code in (0, None) and a.signal is None) or rank in continuing_ranks(case.run, a.attempt)
+    if ended_by_itself and account.spans[-1].category != "idle" and recorded_by_rank(case.run.stored.config):
+        notes.broken(f"attempt {a.attempt} {a.outcome}, and the spans of rank {rank} end with {account.spans[-1].category}")
+    if until is not None and account.end > until + ROUNDING_S:
+        notes.broken(f"the spans of attempt {a.attempt} rank {rank} end {account.end - until:.6f} s after its process was over")
+
+
+def _check_span_steps(case: Case, a: Attempt, rank: int, account: SpanAccount, notes: FindingBuilder) -> None:
+    """A span is of the step that was being worked on: the last one logged before it, or the next one; 0 before the attempt's first step.
+
+    Not after a loss of power, which may take the last lines and leave the spans.
+    """
+    logs, done, behind = case.run.logs(a.attempt), a.resumed_from_step, 0
+    lines = logs.ranks[rank].events if rank in logs.ranks else ()
+    if lost_power(case) or not lines:
+        return
+    last = max(a.last_step or 0, lines[-1].global_step) + (a.outcome not in ENDED_WELL)
+    for span in account.spans:
+        while behind < len(lines) and lines[behind].at <= span.start + ROUNDING_S:
+            done, behind = lines[behind].global_step, behind + 1
+        following = lines[behind].global_step if behind < len(lines) else done + 1  # a line may be missing
+        if not done <= span.global_step <= min(following, last) and (span.global_step or behind):
+            text = f"{span.category} of step {span.global_step}, when step {done} was the last that the rank had logged"
+            notes.broken(f"attempt {a.attempt} rank {rank} has a span of {text}")
+            return
 
 
 def _check_lines(who: str, lines: tuple[RankLine, ...], account: SpanAccount, waits: set[float], notes: FindingBuilder) -> None:

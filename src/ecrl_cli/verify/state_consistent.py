@@ -11,6 +11,7 @@ from ecrl_cli.history.lineage import lines_of
 from ecrl_cli.records.events import Attempt, FinalState
 from ecrl_cli.records.state_digests import RANK_COMPONENTS, RankState, digest_due, digests_configured, recorded_by_rank, worked_out
 from ecrl_cli.verify.disk_state import StoredCheckpoint
+from ecrl_cli.verify.state_digests import check_state_digests
 from ecrl_cli.verify.state_values import Values, differing, ends_as_restored, equal_on_ranks, has_digests, values_of
 from ecrl_cli.verify.train_state import check_documents, check_settings
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
@@ -30,6 +31,7 @@ def state_consistent(case: Case) -> Finding:
     ended = _check_end(case, notes)
     _check_survivors(case, notes)
     _check_due(case, notes)
+    check_state_digests(case, notes)
     texts = [
         f"ranks agree behind {plural(steps, 'step')}" + (" and at the end" if ended else ""),
         f"the learning rate on {plural(lines, 'line')} is the schedule's",

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from ecrl_cli.checkpoint.format.train_document import due_on_rank, saved_state, tensor_digests
 from ecrl_cli.config.strategies import strategy_of
-from ecrl_cli.errors import shown
+from ecrl_cli.errors import plural, shown
 from ecrl_cli.history.lineage import committed_as
 from ecrl_cli.records.events import Attempt
-from ecrl_cli.records.state_digests import RANK_COMPONENTS, RestoredState
-from ecrl_cli.records.survivor_records import SURVIVORS
+from ecrl_cli.records.state_digests import RANK_COMPONENTS, RestoredState, recorded_by_rank
+from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVORS
+from ecrl_cli.verify.same_input import is_hash
 from ecrl_cli.verify.state_consistent import as_components, differing_components
+from ecrl_cli.verify.state_values import equal_buffers
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
@@ -26,7 +28,9 @@ def state_restored(case: Case) -> Finding:
     """Not checked if nothing was restored, or the run's version did not record restored states."""
     notes, compared = FindingBuilder(PROMISE), 0
     for a in case.attempts:
+        _check_resumed_state(case, a, notes)
         if a.resumed_from is None and not a.memory:
+            _check_ordered(case, a, notes)
             if case.run.logs(a.attempt).restored:
                 notes.broken(f"attempt {a.attempt} began with nothing, and ranks of it say what they restored")
             continue
@@ -51,6 +55,35 @@ def _check_source(case: Case, a: Attempt, notes: FindingBuilder) -> None:
         if names := differing_components(due, logged):
             step = a.resumed_from_step
             notes.broken(f"attempt {a.attempt} resumed from other {', '.join(names)} than rank {rank} logged behind step {step} of attempt {parent}")
+
+
+def _check_ordered(case: Case, a: Attempt, notes: FindingBuilder) -> bool:
+    """Whether the ranks were to record what they restored; since a version that records the state of every rank they always are."""
+    order = case.run.logs(a.attempt).order
+    if order and not order.restored_digests and recorded_by_rank(case.run.stored.config):
+        notes.broken(f"launch.json of attempt {a.attempt} asks the ranks for no digest of what they restored, which every launch does")
+    return order is not None and order.restored_digests
+
+
+def _check_resumed_state(case: Case, a: Attempt, notes: FindingBuilder) -> None:
+    """supervisor.json has a digest of each component of the state resumed from, and of no other; none where there was nothing to read."""
+    if not a.resumed_state or not recorded_by_rank(case.run.stored.config):
+        return  # that they are missing is found below
+    if a.resumed_from is None and a.memory != SNAPSHOT:
+        notes.broken(f"attempt {a.attempt} resumed from no checkpoint and no snapshot, and supervisor.json says what that held")
+        return
+    parent = case.attempt(number) if (number := _parent(case, a)) is not None else None
+    if parent is None:
+        return
+    shared, own = {"rng.shared"}, {f"rng.rank{rank}" for rank in range(parent.world_size)}
+    generators = shared if case.run.stored.config.elastic.replicas else own
+    if absent := sorted({*_SHARED, *generators} - a.resumed_state.keys()):
+        saved = plural(parent.world_size, "rank")
+        notes.broken(f"attempt {a.attempt} resumed from what {saved} saved, and supervisor.json lacks the digest of {absent[0]}")
+    for name, sha256 in a.resumed_state.items():
+        if not is_hash(sha256):
+            notes.broken(f"attempt {a.attempt} resumed from {shown(name)} with the digest {shown(sha256)} by supervisor.json")
+            return
 
 
 def _on_disk(case: Case, a: Attempt) -> dict[str, dict[str, str]]:
@@ -78,7 +111,7 @@ def _check_present(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """Every rank that did a step had recorded its restored state, if its launch.json asked for it; and supervisor.json what that state was to be,
     which of another checkpointer's is known only by what rank 0 logged."""
     logs = case.run.logs(a.attempt)
-    if logs.order is None or not logs.order.restored_digests:
+    if not _check_ordered(case, a, notes):
         return
     absent = [rank for rank, lines in sorted(logs.ranks.items()) if lines.events and rank not in logs.restored]
     if absent:
@@ -101,9 +134,20 @@ def _check_ranks(case: Case, a: Attempt, notes: FindingBuilder) -> int:
         compared += bool(expected)
         if names := differing_components(expected, as_components(held.state)):
             notes.broken(f"attempt {a.attempt} rank {rank} began with other {', '.join(names)} than {_source(a)} held")
+        for name, sha256 in as_components(held.state).items():
+            if not is_hash(sha256):
+                notes.broken(f"restored_rank{rank}.json of attempt {a.attempt} has the digest {shown(sha256)} of {name}, which is none")
+        first = restored[min(restored)].state
+        if names := [name for name in _SHARED if getattr(held.state, name) != getattr(first, name) and _equal_on_all(case, name)]:
+            notes.broken(f"attempt {a.attempt} rank {rank} began with other {', '.join(names)} than rank {first.rank}")
         if a.snapshot_state and held.state_digest != a.snapshot_state:
             notes.broken(f"attempt {a.attempt} rank {rank} began with another state than {_source(a)} held")
     return compared
+
+
+def _equal_on_all(case: Case, name: str) -> bool:
+    """Whether every rank restores the same: buffers are rank 0's, but survivors keep their own where nothing makes them equal."""
+    return name != "buffers" or equal_buffers(case.run)
 
 
 def _of_survivors(case: Case, a: Attempt, rank: int, notes: FindingBuilder) -> dict[str, str]:

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from itertools import pairwise
 
 from ecrl_cli.config.strategies import strategy_of
-from ecrl_cli.errors import plural
+from ecrl_cli.errors import plural, shown
 from ecrl_cli.history.lineage import furthest
 from ecrl_cli.history.timeline import phases
 from ecrl_cli.records.events import TARGET_REACHED, Attempt, SkippedSnapshot, SupervisorRecord
+from ecrl_cli.records.state_digests import recorded_by_rank
 from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVED
 from ecrl_cli.supervision.attempts.restart_policy import charged_attempts, restarts
 from ecrl_cli.verify.clocks import local_ranks
+from ecrl_cli.verify.lost_progress import hang_contradictions, straggler_contradictions
 from ecrl_cli.verify.metrics_cache import lacking
 from ecrl_cli.verify.rank_spans import ROUNDING_S
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 _STOP_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+_CODE = re.compile(r"[0-9a-f]{64}")
 _PHASE_S = 1e-6  # a phase is a sum of recorded differences
 
 
 def check_supervisor_record(case: Case, record: SupervisorRecord, notes: FindingBuilder) -> None:
     """Check the whole record."""
     _check_end(case, record, notes)
+    _check_sessions(case, record, notes)
     _check_signals(record, notes)
     _check_budget(case, record, notes)
     for before, after in pairwise(record.attempts):
@@ -36,7 +41,7 @@ def check_supervisor_record(case: Case, record: SupervisorRecord, notes: Finding
     for a in record.attempts:
         _check_exit(case, a, notes)
         _check_hang(case, a, notes)
-        _check_stragglers(a, notes)
+        _check_stragglers(case, a, notes)
         for each in a.forgone:
             _check_forgone(case, a, each, notes)
     _check_phases(case, record, notes)
@@ -54,6 +59,20 @@ def _check_end(case: Case, record: SupervisorRecord, notes: FindingBuilder) -> N
         notes.broken(f"the last attempt completed, and the run {status}")
     if status in ("gave_up", "refused") and last and last.outcome == "stopped":
         notes.broken(f"the last attempt was stopped, and the run {status}")
+
+
+def _check_sessions(case: Case, record: SupervisorRecord, notes: FindingBuilder) -> None:
+    """A session says which code ran; and one that came to its end says when by the wall clock, which signals it received and which writers died."""
+    if not recorded_by_rank(case.run.stored.config):
+        return  # earlier versions did not say
+    for number, session in enumerate(record.sessions):
+        if not _CODE.fullmatch(session.code):
+            notes.broken(f"session {number} ran the code {shown(session.code)}, which is no SHA-256")
+        absent = [name for name in ("ended_time", "signals", "writer_deaths") if getattr(session, name) is None]
+        if session.ended_at is not None and absent:
+            notes.broken(f"session {number} came to its end, and does not say its {absent[0]}")
+        if session.ended_at is None and len(absent) < 3:
+            notes.broken(f"session {number} has no end, and says what is only known then")
 
 
 def _check_signals(record: SupervisorRecord, notes: FindingBuilder) -> None:
@@ -95,6 +114,10 @@ def _check_exit(case: Case, a: Attempt, notes: FindingBuilder) -> None:
         notes.broken(f"{who} ended well to be resized, with exit code {code} and signal {a.signal}")
     if a.outcome == "completed":
         _check_completed(case, a, notes)
+    if a.rank is not None and (code, a.signal) == (None, None):
+        notes.broken(f"{who} names rank {a.rank} as the one that ended it, and neither an exit code nor a signal")
+    if a.outcome == "died" and (code, a.signal) == (None, None) and a.ended_at is not None and session and session.ended_at is None:
+        notes.broken(f"{who} died, its supervisor did not live to see how, and says when")
     if a.outcome == "died" and (code, a.signal, a.rank) == (None, None, None):
         killed = session is not None and session.ended_at is None
         if not killed:
@@ -105,6 +128,9 @@ def _check_exit(case: Case, a: Attempt, notes: FindingBuilder) -> None:
 
 def _check_completed(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """A rank may end badly after the target is reached; the record is credible only if a planned fault explains it."""
+    session = case.run.session_of(a)
+    if a.signal is None and a.exit_code is None and session and session.ended_at is not None:
+        notes.broken(f"attempt {a.attempt} completed, its supervisor lived to see it, and no exit code is on record")
     if a.signal is None and a.exit_code in (0, None):
         return
     final = case.run.logs(a.attempt).final
@@ -127,6 +153,8 @@ def _check_hang(case: Case, a: Attempt, notes: FindingBuilder) -> None:
         notes.broken(f"{who} was taken for hung after {hang.waited_s:.3f} s of silence, {hang.limit_s:.3f} s were allowed")
     if not set(hang.ranks) <= set(range(a.world_size)):
         notes.broken(f"{who} of {plural(a.world_size, 'rank')} hung because of ranks {list(hang.ranks)}")
+    for text in hang_contradictions(case, a, hang):
+        notes.broken(f"{who} {text}")
     if a.ended_at is None:
         return
     if hang.waited_s > a.ended_at - a.launched_at + ROUNDING_S:
@@ -137,8 +165,10 @@ def _check_hang(case: Case, a: Attempt, notes: FindingBuilder) -> None:
             notes.broken(f"{who} hung: nothing moved in its last {hang.waited_s:.3f} s, in which rank {rank} logged {plural(len(silent), 'step')}")
 
 
-def _check_stragglers(a: Attempt, notes: FindingBuilder) -> None:
+def _check_stragglers(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     for each in a.stragglers:
+        for text in straggler_contradictions(case, a, each):
+            notes.broken(f"attempt {a.attempt} has rank {each.rank} as a straggler in step {each.global_step}, {text}")
         inside = a.resumed_from_step < each.global_step <= (a.last_step or a.resumed_from_step) + 1
         if not (0 <= each.rank < a.world_size and each.own_s > each.others_s >= 0 and inside):
             text = f"rank {each.rank} in step {each.global_step}, {each.own_s:.3f} s to the others' {each.others_s:.3f} s"
@@ -179,7 +209,7 @@ def _check_phases(case: Case, record: SupervisorRecord, notes: FindingBuilder) -
     folded, absent = phases(case.run, case.timeline), lacking(case)
     for a in record.attempts:
         expected = folded.get(a.attempt, {})
-        if not a.phases:
+        if not a.phases and not recorded_by_rank(case.run.stored.config):
             continue
         for name in sorted(a.phases.keys() | expected.keys()):
             recorded, measured = a.phases.get(name, 0.0), expected.get(name, 0.0)

@@ -11,12 +11,14 @@ from ecrl_cli.checkpoint.format.manifest import Manifest
 from ecrl_cli.checkpoint.format.train_document import tensor_digests
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.data.order import epoch_order, position, shard, steps_per_epoch, window
-from ecrl_cli.errors import plural
+from ecrl_cli.errors import plural, shown
 from ecrl_cli.failures.registry import recorded_kind
 from ecrl_cli.history.membership import continuing_ranks, lost_lines, successor
 from ecrl_cli.records.events import Attempt, RankLine
+from ecrl_cli.records.state_digests import recorded_by_rank
 from ecrl_cli.records.survivor_records import SURVIVED, SURVIVORS, AppliedSamples, RedoneStep, SurvivorReport
 from ecrl_cli.verify.rank_spans import ROUNDING_S
+from ecrl_cli.verify.same_input import is_hash
 from ecrl_cli.verify.sample_accounting import unaccounted
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
@@ -42,7 +44,7 @@ def survivals(case: Case, notes: FindingBuilder) -> frozenset[Line]:
     excused: set[Line] = set()
     for a in case.attempts:
         logs = case.run.logs(a.attempt)
-        if a.outcome == SURVIVED or logs.survivor_reports or logs.lost_sample_records:
+        if a.outcome == SURVIVED or logs.survivor_reports or logs.lost_sample_records or continuing_ranks(case.run, a.attempt):
             excused |= _survival(case, a, notes)
     return frozenset(excused)
 
@@ -267,6 +269,8 @@ def _check_against_records(case: Case, a: Attempt, reports: Reports, notes: Find
         who = f"rank {rank} of attempt {a.attempt}"
         _check_living(case, a, who, report, notes)
         _check_log(case, a, rank, report, notes)
+        if a.outcome == SURVIVED and recorded_by_rank(case.run.stored.config) and not is_hash(report.state_digest):
+            notes.broken(f"{who} kept its state, and reports {shown(report.state_digest)} as the digest of it")
     for report in list(reports.values())[:1]:  # all agree on these, or the difference is reported elsewhere
         _check_layers(case, a, report, notes)
         _check_state(case, a, report, notes)

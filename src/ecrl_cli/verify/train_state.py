@@ -42,6 +42,9 @@ def check_settings(case: Case, notes: FindingBuilder) -> int:
             lines_with_lr = [line for line in lines.events if line.lr is not None]
             looked_at += len(lines_with_lr)
             _check_rates(config, a.attempt, rank, lines_with_lr, notes)
+            if scale is None and (scaled := [line for line in lines.events if (line.loss_scale, line.growth_tracker) != (None, None)]):
+                who = f"step {scaled[0].global_step} of attempt {a.attempt} rank {rank}"
+                notes.broken(f"{who}: a gradient scaler is on record, precision={config.precision} has none")
             if scale is not None:
                 _check_scales(a, rank, lines_with_lr, scale, notes)
     return looked_at

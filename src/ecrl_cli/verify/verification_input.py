@@ -75,7 +75,24 @@ class Case:
         return self.run.supervisor is not None and self.run.supervisor.terminal_status != "running"
 
     def attempt(self, number: int) -> Attempt | None:
-        return next((a for a in self.attempts if a.attempt == number), None)
+        return self._attempts.get(number)
+
+    @cached_property
+    def _attempts(self) -> dict[int, Attempt]:
+        return {a.attempt: a for a in reversed(self.attempts)}
+
+    @cached_property
+    def session_ends(self) -> tuple[float, ...]:
+        """When each session was over, on its clock: a killed one when the next one of its boot launched an attempt, for which all had to be gone."""
+        launches: dict[int, float] = {}
+        for a in reversed(self.attempts):
+            launches[a.session] = a.launched_at
+        found, following = list[float](), dict[str, float]()
+        for number, session in reversed(list(enumerate(self.run.sessions))):
+            found.append(following.get(session.boot_id, float("inf")) if session.ended_at is None else session.ended_at)
+            if number in launches:
+                following[session.boot_id] = launches[number]
+        return tuple(reversed(found))
 
     def committed(self, c: StoredCheckpoint) -> CheckpointLine | None:
         """The first line of a journal with the commit of `c`."""

@@ -30,6 +30,8 @@ def check_words(case: Case, notes: FindingBuilder) -> None:
     """Check supervisor.json, fired faults and every attempt's journals; one note per file."""
     if case.run.supervisor:
         _check_file("supervisor.json", [*_of_supervisor(case.run.supervisor), *_bad_numbers(case.run.supervisor)], notes)
+    if case.run.dataset:
+        _check_file("dataset.json", list(_bad_numbers(case.run.dataset)), notes)
     for fired in case.run.fired:
         _check_file(case.run.layout.relative(case.run.layout.fired_entry(fired.index)), list(_bad_numbers(fired)), notes)
     for logs in case.run.attempt_logs:

@@ -88,7 +88,8 @@ def submitted(layout: RunLayout, order: AttemptSpec) -> bool:
         if any(line.event == "submitted" and line.global_step == order.resume_step for line in lines):
             return True
         earlier = decode(AttemptSpec, read_json(logs.launch))
-        before = earlier.continues if earlier.resume_step == order.resume_step else None
+        older = earlier.continues if earlier.resume_step == order.resume_step else None
+        before = older if older is not None and older < before else None  # else a record that names itself would be followed for ever
     return False
 
 

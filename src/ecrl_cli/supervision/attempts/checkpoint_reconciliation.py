@@ -10,7 +10,7 @@ from ecrl_cli.checkpoint.store.catalog import entry_of
 from ecrl_cli.checkpoint.store.integrity import IntegrityReport
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.linux.clock import monotonic, wall
-from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, Attempt, CheckpointLine
+from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, LEFT_UNCOMMITTED, LEFT_WHOLE, Attempt, CheckpointLine
 from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.safe_read import MAX_JOURNAL, read_whole
@@ -82,11 +82,11 @@ def acknowledge(layout: RunLayout, report: IntegrityReport) -> None:
 
 def _end(layout: RunLayout, line: CheckpointLine, store: CheckpointStore) -> CheckpointLine:
     found = store.reconcile(line.global_step, line.attempt)
-    ended = CheckpointLine("lost", line.global_step, line.attempt, monotonic(), wall(), bytes=line.bytes, reason="died before the commit")
+    ended = CheckpointLine("lost", line.global_step, line.attempt, monotonic(), wall(), bytes=line.bytes, reason=LEFT_UNCOMMITTED)
     if found is None:
         return ended
     path = layout.relative(found.path)
-    return replace(ended, event="committed", path=path, commit_sha256=found.commit_sha256, reason="found after the death of who wrote it")
+    return replace(ended, event="committed", path=path, commit_sha256=found.commit_sha256, reason=LEFT_WHOLE)
 
 
 def _cut_torn_tail(path: Path) -> None:

@@ -158,18 +158,18 @@ class HangDiagnosis:
         """
         gone = tuple(rank for rank in sorted(self.beats) if self.states.get(rank, "S") in ("", "Z"))
         if gone:
-            return self._of(gone, f"{_named(gone)} gone, without an error, in {_place(self.beats[gone[0]])}")
+            return self._of(gone, f"{named_ranks(gone)} gone, without an error, in {_place(self.beats[gone[0]])}")
         stopped = tuple(rank for rank in sorted(self.beats) if self.states.get(rank, "") in _STOPPED)
         if stopped:
             how = _STOPPED[self.states[stopped[0]]]
-            return self._of(stopped, f"{_named(stopped)} {how} in {_place(self.beats[stopped[0]])}")
+            return self._of(stopped, f"{named_ranks(stopped)} {how} in {_place(self.beats[stopped[0]])}")
         if self.launcher in _STOPPED:
             return self._of((), f"the launcher's process is {_STOPPED[self.launcher]}")
         least, most = min(map(_order, self.beats.values())), max(map(_order, self.beats.values()))
         if least != most:
             behind = tuple(rank for rank in sorted(self.beats) if _order(self.beats[rank]) == least)
             there = next(beat for beat in self.beats.values() if _order(beat) == most)
-            return self._of(behind, f"{_named(behind)} in {_place(self.beats[behind[0]])}, the others wait in {_place(there)}")
+            return self._of(behind, f"{named_ranks(behind)} in {_place(self.beats[behind[0]])}, the others wait in {_place(there)}")
         return self._of((), self._nobody())
 
     def _nobody(self) -> str:
@@ -188,14 +188,19 @@ def _order(beat: Heartbeat) -> tuple[int, int]:
     return beat.global_step, PHASES.index(beat.phase)
 
 
-def _named(ranks: tuple[int, ...]) -> str:
+def named_ranks(ranks: tuple[int, ...]) -> str:
     return f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} are"
 
 
 def _place(beat: Heartbeat) -> str:
-    if beat.phase == "nowhere":
+    return place_of(beat.phase, beat.global_step)
+
+
+def place_of(phase: str, global_step: int) -> str:
+    """Where a rank is, in words."""
+    if phase == "nowhere":
         return "the start"
-    return f"{beat.phase} of step {beat.global_step}" if beat.global_step else beat.phase
+    return f"{phase} of step {global_step}" if global_step else phase
 
 
 class StragglerDetector:
