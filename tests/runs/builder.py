@@ -344,8 +344,10 @@ class Worker:
             memory[offset : offset + len(header)] = header
         for place in layout.tensors:
             memory[place.offset : place.offset + place.spec.nbytes] = self.bytes_at(place.spec.name, place.spec.nbytes)
-        stamp = CheckpointMeta(self.run.run_id, self.step, self.sampler.epoch, self.sampler.cursor_step, self.run.config.seed, self.ranks)
-        document = self.run.spoil_train(self.step, self.train_state()) | {
+        document = self.run.spoil_train(self.step, self.train_state())
+        sampler = document["sampler"]  # what is wrong in it is wrong in the manifest too, or the store would refuse the two
+        stamp = CheckpointMeta(self.run.run_id, self.step, sampler["epoch"], sampler["cursor_step"], sampler["seed"], self.ranks)
+        document |= {
             "schema_version": 1,
             "world_size": self.ranks,
             "loss": self.loss,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,10 @@ from ecrl_cli.checkpoint.format.manifest import components, make_commit, read_ma
 from ecrl_cli.checkpoint.format.names import COMMIT, LAYERS, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.store import CheckpointStore
-from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components
+from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
 from ecrl_cli.errors import StorageError
 from ecrl_cli.linux.unix_socket import bind
+from ecrl_cli.studies.frame import store_fixture
 from ecrl_cli.studies.frame.store_fixture import image_from, in_one_part, part_entry
 from tests.unit.checkpoint_support import CONFIG, commit, flip, image, store_at
 
@@ -341,3 +343,27 @@ def test_nothing_outside_the_folder_is_touched(tmp_path: Path, group: Path) -> N
 def test_every_layer_is_shown_to_refuse_something() -> None:
     shown = {damage.layer for damage in DAMAGES} | {"schema", "tensors", "finite", "file"}
     assert shown == set(LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda train: train.update(global_step=5), "train.json says global_step 5, the manifest 6"),
+        (lambda train: train["sampler"].update(epoch=9), "train.json says epoch 9, the manifest 0"),
+        (lambda train: train["sampler"].update(cursor_step=9), "train.json says cursor_step 9, the manifest"),
+        (lambda train: train["sampler"].update(seed=9), "train.json says seed 9, the manifest 1"),
+    ],
+)
+def test_a_train_json_of_another_place_than_the_manifest_is_refused_though_all_hashes_agree(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    store = store_at(tmp_path)
+    path = store.save(synthetic_image(1, 6, synthetic_plan(4096, 2048), restorable=True), 0).path
+    store.close()
+    config = IntegrityConfig(restorable=True)
+    assert verify_checkpoint(path, config).ok
+    train = json.loads((path / TRAIN).read_bytes())
+    change(train)
+    store_fixture.forge(path, lambda manifest: None, {TRAIN: canonical_json(train)})
+    report = verify_checkpoint(path, config)
+    assert (report.ok, report.layer) == (False, "schema") and report.reason.startswith(said)
