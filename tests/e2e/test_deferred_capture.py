@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ecrl_cli.checkpoint.writer.server import UNCONFIRMED
 from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
@@ -34,6 +35,7 @@ LATE = """
         given, self.late = getattr(self, "late", None), None
         if given:
             submit(self, *given)
+            self.confirm("")
     def wait_idle(self):
         hand_over(self)
         idle(self)
@@ -89,6 +91,19 @@ def test_kills_at_any_moment_change_nothing(tmp_path: Path, reference: Path, str
     assert sum(deferred(run)) >= len(deferred(run)) - 3 > 0, "at most the first of an attempt may be a copy"
     verdict = verify_run(run, reference)
     assert verdict.status == VALID, render(verdict)
+
+
+def test_a_kill_behind_a_checkpoint_that_nobody_confirmed_goes_on_from_the_one_before(tmp_path: Path, reference: Path) -> None:
+    """Without digests only rank 0 could have told that its state was not written to while it was copied: the checkpoint has failed, on record."""
+    shape = [word for word in SHAPE if word != "state_digests=true"]
+    kill = ("failure=listed", "failure.entries=[kill@10.forward/0.1:0]")
+    ecrl_in_process(tmp_path, "train", *shape, "state_digests=false", *kill, "checkpoint=overlapped", "run_dir=run")
+    run = tmp_path / "run"
+    assert [(line.global_step, UNCONFIRMED in str(line.reason)) for line in lines_of(run, "failed")] == [(9, True)]
+    assert [line.global_step for line in lines_of(run, "committed")] == [3, 6]
+    assert end_state(run) == end_state(reference) and metrics(run)["restarts"] == 1
+    verdict = verify_run(run, reference)
+    assert not [finding for finding in verdict.findings if finding.status == INVALID], render(verdict)
 
 
 @pytest.fixture(scope="module")

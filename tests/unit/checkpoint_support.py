@@ -15,6 +15,7 @@ from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
 from ecrl_cli.linux.unix_socket import listen
+from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.fs import Fs, PosixFs
 
@@ -63,12 +64,13 @@ def flip(path: Path, offset: int, bit: int = 0) -> None:
 
 
 @contextmanager
-def writer_process(layout: RunLayout) -> Iterator[subprocess.Popen[bytes]]:
-    """The real background writer of `layout`, which listens when this begins."""
+def writer_process(layout: RunLayout, beats: HeartbeatTable | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """The real background writer of `layout`, which listens when this begins. `beats`: where it says what it does."""
     layout.logs.mkdir(exist_ok=True)
     with listen(layout.writer) as listener, layout.writer_output.open("ab") as output:
-        command = [sys.executable, "-m", "ecrl_cli.supervision.launch.writer_main", str(layout.root), str(listener.fileno())]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[listener.fileno()])
+        fds = (listener.fileno(), *((beats.fd,) if beats else ()))
+        command = [sys.executable, "-m", "ecrl_cli.supervision.launch.writer_main", str(layout.root), *map(str, fds)]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=fds)
     try:
         yield process
     finally:

@@ -29,10 +29,13 @@ from ecrl_cli.checkpoint.strategies.deferral import UNWATCHED, Deferral
 from ecrl_cli.checkpoint.strategies.overlapped import OverlappedStrategy
 from ecrl_cli.checkpoint.strategies.strategy import StrategyInputs, make_strategy
 from ecrl_cli.checkpoint.writer.protocol import Channel
+from ecrl_cli.checkpoint.writer.server import UNCONFIRMED
+from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import StorageError
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.unix_socket import connect
 from ecrl_cli.records.events import CheckpointLine, Span
+from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.journal import Journal, read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
@@ -55,12 +58,12 @@ KINDS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 class Rank:
     """A run with a deferring strategy and the real writer, which can be made to stand still."""
 
-    def __init__(self, root: Path, writer: subprocess.Popen[bytes], run: Run) -> None:
+    def __init__(self, root: Path, writer: subprocess.Popen[bytes], run: Run, configured: RunConfig | None = None) -> None:
         self.root, self.writer, self.run, self.told = root, writer, run, list[str]()
         self.beaten = threading.Event()
         layout = RunLayout(root)
         self.clock = SpanClock(Journal(layout.attempt(0).spans(0)), 0, monotonic(), "compute")
-        given = StrategyInputs(DEFERRED, run.train_state, layout, 0, self.clock, beat=self.beaten.set, tell=self.told.append)
+        given = StrategyInputs(configured or DEFERRED, run.train_state, layout, 0, self.clock, beat=self.beaten.set, tell=self.told.append)
         strategy = make_strategy(given)
         assert isinstance(strategy, OverlappedStrategy)
         self.strategy = strategy
@@ -97,6 +100,7 @@ class Rank:
         return components(report.manifest)
 
 
+WRITTEN = "parameters.last.bias was changed outside of the optimizer's step while it was copied"
 DEFERRED = config("overlapped", capture="deferred")
 MakeRank = Callable[..., Rank]
 
@@ -158,21 +162,34 @@ def test_the_optimizer_waits_for_the_copy_and_the_wait_is_on_record(rank_of: Mak
     assert waited.stall_s in [span.end - span.start for span in spans if span.category == "write_wait"]
 
 
-def test_a_rank_that_goes_while_its_state_is_copied_leaves_a_whole_checkpoint(rank_of: MakeRank) -> None:
-    """The writer holds the memory, and nobody changes it any more."""
+def drained(root: Path) -> None:
+    """What the supervisor asks for behind an attempt."""
+    supervisor = Channel(connect(RunLayout(root).writer))
+    supervisor.send({"kind": "drain"})
+    assert supervisor.receive(wait=True) == [{"kind": "drained"}]
+    supervisor.close()
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "held-open"])
+@pytest.mark.parametrize("logs", [True, False], ids=["digest", "no-digest"])
+def test_a_rank_that_goes_while_its_state_is_copied_leaves_what_a_digest_confirms(rank_of: MakeRank, logs: bool, closes: bool) -> None:
+    """The writer holds the memory, but only the dead rank could have told whether it had been written to. Its connection may outlive it, in a
+    child of its own."""
     rank = rank_of()
     rank.ready()
     with rank.standing_writer():
         digests = rank.run.train_state.digests()
-        rank.save()
-        assert rank.strategy._client is not None
-        rank.strategy._client._channel.shutdown()  # what the kernel does to the connection of a killed process
-    supervisor = Channel(connect(RunLayout(rank.root).writer))
-    supervisor.send({"kind": "drain"})
-    assert supervisor.receive(wait=True) == [{"kind": "drained"}]
-    supervisor.close()
-    assert [line.event for line in lines(rank.root)] == ["submitted", "released", "received", "committed"]
-    assert rank.saved() == digests
+        rank.save(rank.run.train_state.state_digest() if logs else "")
+        if closes:
+            assert rank.strategy._client is not None
+            rank.strategy._client._channel.shutdown()  # what the kernel does to the connection of a killed process
+    drained(rank.root)
+    end = "committed" if logs else "failed"
+    assert [line.event for line in lines(rank.root)] == ["submitted", "released", "received", end]
+    if logs:
+        assert rank.saved() == digests
+    else:
+        assert UNCONFIRMED in str(rank.of("failed")[0].reason) and not list(RunLayout(rank.root).checkpoints.glob("step_*"))
 
 
 def test_a_rank_that_leaves_its_attempt_waits_for_the_copy_and_is_free_then(rank_of: MakeRank) -> None:
@@ -227,10 +244,11 @@ def test_where_the_wait_is_left_out_nothing_torn_is_committed(
 
 
 def test_this_file_would_see_a_torn_checkpoint(rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With neither wait nor count nor digest a state is committed that no step ended in."""
+    """With neither wait nor count nor digest, and a confirmation that does not look, a state is committed that no step ended in."""
     rank = rank_of()
     rank.ready()
     without_hook(monkeypatch, rank)
+    monkeypatch.setattr(SharedState, "changed", lambda self: "")
     with rank.standing_writer():
         digests = rank.run.train_state.digests()
         rank.save()
@@ -302,7 +320,64 @@ def test_a_parameter_that_is_written_in_forward_ends_the_deferring(rank_of: Make
     rank.save()
     rank.strategy.flush()
     assert [line.global_step for line in rank.of("committed")] == [3]
-    assert "changed before it had been copied" in str(rank.of("failed")[0].reason) and len(rank.told) == 1
+    assert f"step 2: {WRITTEN}" in str(rank.of("failed")[0].reason) and len(rank.told) == 1
+
+
+@pytest.mark.parametrize("logs", [False, True], ids=["no-digest", "digest"])
+def test_a_write_in_forward_is_seen_also_where_the_copy_ends_before_the_update(rank_of: MakeRank, logs: bool) -> None:
+    """The writer copies the state with the write in it, and has finished before rank 0 looks."""
+    rank = rank_of()
+    rank.ready()
+    client = rank.strategy._client
+    assert client is not None
+
+    def write(*given: Any) -> None:
+        written_outside(rank.run)
+        os.kill(rank.writer.pid, signal.SIGCONT)
+        assert comes_true(lambda: not client.uncopied)
+
+    hook = rank.run.model.register_forward_pre_hook(write)
+    with rank.standing_writer():
+        rank.save(rank.run.train_state.state_digest() if logs else "")
+        rank.run.train(1)
+    hook.remove()
+    rank.strategy.flush()
+    assert [line.event for line in lines(rank.root)][-2:] == ["received", "failed"] and len(rank.told) == 1
+    assert ("step 2 would be saved as" if logs else f"step 2: {WRITTEN}") in str(rank.of("failed")[0].reason)
+
+
+def test_nothing_is_saved_before_it_is_confirmed_and_the_writer_is_not_busy_until_then(tmp_path: Path) -> None:
+    """What it says on the heartbeat table: a writer that saves and does not come on would be replaced."""
+    layout, beats = RunLayout(tmp_path), HeartbeatTable.create(1)
+    write_run_config(layout, DEFERRED)
+    with writer_process(layout, beats) as process:
+        rank = Rank(tmp_path, process, Run())
+        rank.ready()
+        assert comes_true(lambda: beats.read(beats.writer).phase == "done"), "it owns the store"
+        digests = rank.run.train_state.digests()
+        rank.save()
+        assert comes_true(lambda: bool(rank.of("received")) and beats.read(beats.writer).phase == "done")
+        assert not rank.of("committed") and not rank.of("failed")
+        rank.run.train(1)
+        assert comes_true(lambda: bool(rank.of("committed"))), "confirmed by the update alone"
+        assert rank.saved() == digests
+        rank.strategy.close()
+
+
+def test_a_skipped_update_does_not_keep_the_only_buffer(tmp_path: Path) -> None:
+    """As a gradient scaler skips one: the hooks of the optimizer are not called between two checkpoints."""
+    layout, alone = RunLayout(tmp_path), config("overlapped", capture="deferred", max_inflight=1)
+    write_run_config(layout, alone)
+    with writer_process(layout) as process:
+        rank = Rank(tmp_path, process, Run(), alone)
+        rank.ready()
+        rank.save()
+        rank.run.global_step += 1
+        rank.save()
+        digests = rank.run.train_state.digests()
+        rank.strategy.flush()
+        assert [line.global_step for line in rank.of("committed")] == [2, 3] and rank.saved() == digests
+        rank.strategy.close()
 
 
 def test_nothing_is_deferred_before_a_step_has_been_watched(rank_of: MakeRank) -> None:

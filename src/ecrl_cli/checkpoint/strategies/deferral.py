@@ -3,11 +3,15 @@
 Exact because three things hold, each of which is checked: the tensors lie in the memory that the writer maps (`SharedState.moved`), nobody but the
 optimizer's step writes to them (`SharedState.changed`, watched for a whole step before the first capture is deferred, and in every step behind it),
 and that step waits for the copy. Where one of them fails, captures are copies from then on, and the record says why.
+
+torch's counters are seen by rank 0 alone, and only when it looks: so the writer saves what it has copied not before rank 0 has looked behind the
+copy and confirmed it (`_confirm`). What nobody confirms is refused, unless rank 0 logged a digest of that state, by which the writer checks it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +19,7 @@ import torch
 
 from ecrl_cli.checkpoint.capture.shared_state import NotShareable, SharedState, deferred
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
-from ecrl_cli.checkpoint.writer.client import WriterClient
+from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone
 from ecrl_cli.errors import StorageError
 from ecrl_cli.records.events import COPY_WAIT
 from ecrl_cli.records.span_clock import SpanClock
@@ -92,22 +96,35 @@ class Deferral:
         waited = self.clock.switch(before) - began
         self.log.write("waited", self._step, stall_s=waited, stall_parts={COPY_WAIT: waited})
 
+    def settle(self) -> None:
+        """Wait for the copy and confirm it, where no update does: the writer can end the checkpoint, and free its buffer. The caller's clock runs."""
+        if self._client is not None and self._client.unconfirmed:
+            self._client.wait_copied(self.beat, _BEAT_S)
+            self._confirm()
+
     def end(self) -> None:
         """Wait for the writer, and let go of optimizer and memory; the tensors stay where they are."""
         self.wait()
+        self._confirm()
         self._client = None
         self._release()
 
     def _before(self, *given: Any) -> None:
         """The optimizer is about to change the state."""
         assert self._state is not None
+        self.wait()
         if name := self._state.changed():
-            self._state.changes.add()  # what the writer has not copied by now is no longer the state of its step
             self._give_up(f"{name} was changed outside of the optimizer's step")
         elif not self._given_up:
             self.reason = ""
-        self.wait()
+        self._confirm()
         self._state.changes.add()
+
+    def _confirm(self) -> None:
+        """Tell the writer, which has copied the shared state, whether that was still the state of its step. One that has ended need not know."""
+        if self._client is not None and self._state is not None and self._client.unconfirmed:
+            with suppress(WriterGone):
+                self._client.confirm(self._state.changed())
 
     def _behind(self, *given: Any) -> None:
         if self._state is not None:

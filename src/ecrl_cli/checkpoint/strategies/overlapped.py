@@ -59,6 +59,8 @@ class OverlappedStrategy:
         """Wait until the writer has finished every submitted checkpoint. If it dies meanwhile, the supervisor reconciles the log."""
         if self._client is not None:
             self._context.clock.switch("write_wait")
+            if self._deferral is not None:
+                self._deferral.settle()
             try:
                 self._client.wait_idle()
             except WriterGone:
@@ -79,6 +81,8 @@ class OverlappedStrategy:
     def _enqueue(self, progress: TrainPosition, gathered: RankStates) -> None:
         context, step = self._context, progress.global_step
         context.clock.switch("backpressure")
+        if self._deferral is not None:
+            self._deferral.settle()  # if no update has followed the last checkpoint (a skipped one), the writer still holds its buffer
         try:
             client = self._ready(gathered)
             number, slot = client.take()

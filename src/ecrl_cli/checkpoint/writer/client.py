@@ -37,6 +37,7 @@ class WriterClient:
         self._free: deque[int] = deque()
         self._in_flight = 0
         self._uncopied = 0
+        self._unconfirmed = False
         self._gone = False
         self._refused: EcrlError | None = None
         self._failure = ""
@@ -62,6 +63,11 @@ class WriterClient:
         return self._uncopied > 0 and not self._gone
 
     @property
+    def unconfirmed(self) -> bool:
+        """Whether the writer holds a copy of the shared state that it may not save before `confirm`."""
+        return self._unconfirmed and not self._gone
+
+    @property
     def gone(self) -> bool:
         """Whether the writer of this connection has ended; a new writer needs a new connection."""
         return self._gone
@@ -84,6 +90,7 @@ class WriterClient:
         with self._changed:
             self._in_flight += 1
             self._uncopied += changes is not None
+        self._unconfirmed = self._unconfirmed or (changes is not None and not image.state_digest)
         parts = [[part.name, part.offset, part.nbytes] for part in image.parts]
         documents = {name: data.decode() for name, data in image.documents.items()}
         message = {"kind": "save", "slot": number, "stamp": encode(image.stamp), "parts": parts, "documents": documents}
@@ -94,6 +101,11 @@ class WriterClient:
         with self._changed:
             while not self._changed.wait_for(lambda: not self.uncopied, every_s):
                 beat()
+
+    def confirm(self, changed: str) -> None:
+        """Say of all that was submitted whether the shared state was unchanged while it was copied; `changed`: what was not, by name."""
+        self._unconfirmed = False
+        self._send({"kind": "confirmed", "changed": changed})
 
     def wait_idle(self) -> None:
         """Return when every submitted save has ended. WriterGone if the writer has ended before."""

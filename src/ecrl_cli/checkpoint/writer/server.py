@@ -1,8 +1,9 @@
 """The background writer, run by `supervision.launch.writer_main`. Torch-free, one per run, outlives attempts.
 
 It owns the staging buffers, takes finished images from rank 0, and does file I/O and hashing only. It finishes every image that it has
-received, even if the rank that sent it is dead. Threads: the main one reads the sockets, one copies what rank 0 shares (which may be waiting
-for it), one saves, one per new connection provides memory; the last two leave the processor to the training.
+received, even if the rank that sent it is dead; but one that it copied itself while training went on it saves only once rank 0 has confirmed it, or
+by the digest that rank 0 logged. Threads: the main one reads the sockets, one copies what rank 0 shares (which may be waiting for it), one saves,
+one per new connection provides memory; the last two leave the processor to the training.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.fs_wrapper import HeartbeatFs
 
+UNCONFIRMED = "rank 0 ended before it had confirmed that its state did not change while it was copied"
 NICE = 19  # training has priority: a running step matters more than an early commit
 
 
@@ -44,12 +46,19 @@ class WriterConnection:
         self.live: LiveState | None = None
         self.has: dict[int, Memory] = {}
         self.granted: set[int] = set()
+        self.unconfirmed: list[Callable[[str], None]] = []  # saves: each is given why it is refused, or nothing
         self._lock = threading.Lock()
 
     def tell(self, message: dict[str, Any], fd: int | None = None) -> None:
         """Send `message`; a closed connection is no error."""
         with self._lock, contextlib.suppress(OSError):
             self.channel.send(message, fd)
+
+    def settle(self, why: str) -> None:
+        """Queue the saves that wait for a confirmation; `why`: they are refused."""
+        for save in self.unconfirmed:
+            save(why)
+        self.unconfirmed = []
 
     def refuse(self, error: EcrlError) -> None:
         self.tell({"kind": "refused", "code": error.code, "key": error.key, "fact": error.fact, "remedy": error.remedy})
@@ -102,10 +111,12 @@ class Writer:
         messages = client.channel.receive(wait=False)
         if messages is None:
             self._selector.unregister(client.channel.socket)
+            client.settle(UNCONFIRMED)
             self._jobs.put(lambda: self._part_with(client))
             return False
+        does = {"open": self._open, "share": self._share, "save": self._received, "confirmed": self._confirmed, "drain": self._drain}
         for message in messages:
-            {"open": self._open, "share": self._share, "save": self._received, "drain": self._drain}[message["kind"]](client, message)
+            does[message["kind"]](client, message)
         return bool(messages)
 
     def _open(self, client: WriterConnection, message: dict[str, Any]) -> None:
@@ -137,7 +148,18 @@ class Writer:
             assert client.log is not None
             client.log.write("received", stamp.global_step)
         copied = None if changes is None else self._copier.submit(self._copy, client, image, changes)
-        self._jobs.put(lambda: self._save(client, number, image, copied))
+
+        def save(refused: str = "") -> None:
+            self._jobs.put(lambda: self._save(client, number, image, copied, refused))
+
+        if changes is None or image.state_digest:
+            save()
+        else:
+            client.unconfirmed.append(save)
+
+    def _confirmed(self, client: WriterConnection, message: dict[str, Any]) -> None:
+        name = message["changed"]
+        client.settle(f"{name} was changed outside of the optimizer's step while it was copied" if name else "")
 
     def _copy(self, client: WriterConnection, image: CheckpointImage, changes: int) -> bool:
         """Copy what rank 0 has left to the writer; whether the image is whole now."""
@@ -151,13 +173,16 @@ class Writer:
             return whole
         finally:
             client.tell({"kind": "copied"})
+            self._jobs.put(_nothing)  # the saving thread then says that it is done: a save that waits for a confirmation is none that hangs
 
     def _drain(self, client: WriterConnection, message: dict[str, Any]) -> None:
-        """Answer when everything that any client has sent so far is done."""
+        """Answer when everything that any client has sent so far is done. The attempt is over: what is not confirmed by now never is, also if a
+        child of a dead rank still holds its connection."""
         others = [key.data for key in self._selector.get_map().values() if key.data is not None and key.data is not client]
         for other in others:
             while self._read(other):
                 pass
+            other.settle(UNCONFIRMED)
         self._jobs.put(lambda: client.tell({"kind": "drained"}))
 
     def _claim(self, client: WriterConnection) -> None:
@@ -166,14 +191,15 @@ class Writer:
         except EcrlError as error:
             client.refuse(error)
 
-    def _save(self, client: WriterConnection, number: int, image: CheckpointImage, copied: Future[bool] | None) -> None:
+    def _save(self, client: WriterConnection, number: int, image: CheckpointImage, copied: Future[bool] | None, refused: str) -> None:
         assert client.log is not None
         try:
-            if copied is None or copied.result():
+            step, whole = image.stamp.global_step, copied is None or copied.result()
+            if whole and not refused:
                 save_and_record(self._store, image, client.attempt, client.log)
             else:
-                fact = f"the state of step {image.stamp.global_step} changed before it had been copied"
-                client.log.failed(image.stamp.global_step, StorageError("capture", fact, "use checkpoint.capture=copy"))
+                fact = f"step {step}: {refused}" if whole else f"the state of step {step} changed before it had been copied"
+                client.log.failed(step, StorageError("capture", fact, "use checkpoint.capture=copy, or state_digests=true"))
         except EcrlError as error:
             client.refuse(error)
         with self._lock:
@@ -223,6 +249,9 @@ class Writer:
             self._slots.pop(number, None)
             self._slots[number] = memory = Memory.create(nbytes)
         return memory
+
+
+def _nothing() -> None: ...
 
 
 def die_of(failure: threading.ExceptHookArgs) -> None:
