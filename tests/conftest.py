@@ -75,11 +75,16 @@ def pytest_keyboard_interrupt() -> None:
 # What takes longest, longest first: two workers that take file after file then end together. Any other order costs time and nothing else.
 LONGEST = (
     "e2e/test_planted_bugs.py",
+    "contract/test_every_field.py",
     "e2e/test_exact_recovery.py",
     "contract/test_launchers.py",
     "e2e/test_audit.py",
     "e2e/test_interruption.py",
     "unit/test_cli_grid.py",
+    "e2e/test_added_variants.py",
+    "contract/test_every_damage.py",
+    "e2e/test_checkpointers.py",
+    "e2e/test_deferred_capture.py",
     "contract/test_verify_hostile.py",
     "unit/test_cli_sweep.py",
     "unit/test_study_standstill.py",
