@@ -11,7 +11,7 @@ from typing import Any
 from ecrl_cli.verify.verdict import INVALID
 
 _STATE, _LEARNER = "ecrl_cli.checkpoint.capture.train_state", "ecrl_cli.training.train_step"
-STATE, TRAJECTORY, INPUT, ONCE = "state-consistent", "same-trajectory", "same-input", "exactly-once"
+STATE, TRAJECTORY, INPUT, ONCE, NO_LOSS = "state-consistent", "same-trajectory", "same-input", "exactly-once", "no-acknowledged-loss"
 Keys = dict[str, Any]
 
 # The shapes of the runs; those with the same model, optimizer and precision share one undisturbed reference.
@@ -132,7 +132,9 @@ STATE_BUGS: dict[str, StateBug] = {
     "the last train.json with the schedule behind": StateBug(
         _STATE, _last_train_json('schedule["last_epoch"] -= 5'), STATE, (*_TRAIN, "last_epoch 7")
     ),
-    "the last train.json with the cursor at 0": StateBug(_STATE, _last_train_json('sampler["cursor_step"] = 0'), STATE, (*_TRAIN, "cursor_step 0")),
+    "the last train.json with the cursor at 0": StateBug(
+        _STATE, _last_train_json('sampler["cursor_step"] = 0'), NO_LOSS, ("cursor_step 0, the manifest 2",)
+    ),
     "the checkpoint holds other parameters": StateBug(
         "ecrl_cli.checkpoint.capture.staging_buffer",
         """

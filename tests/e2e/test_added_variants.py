@@ -11,6 +11,7 @@ import torch
 
 from ecrl_cli.config.launchers import LAUNCHERS
 from ecrl_cli.config.recoveries import RECOVERIES
+from ecrl_cli.config.schema import CheckpointConfig
 from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.config.tasks import TASKS
 from ecrl_cli.data.datasets import build_dataset
@@ -52,8 +53,9 @@ def test_what_a_package_adds_is_held_to_the_contracts_of_its_family(installed: N
     assert "replaced_forward" in RECOVERIES.names() and "replaced_forward" not in RECOVERIES.builtin
     for check in (test_recoveries.test_the_object_does_not_contradict_itself, test_recoveries.test_who_goes_on_is_as_the_object_says):
         check(RECOVERIES.of("replaced_forward"))
-    for told in (test_strategies.test_the_object_does_not_contradict_itself, test_strategies.test_what_cannot_be_combined_is_refused_in_one_line):
-        told(STRATEGIES.of("announced"))
+    announced = STRATEGIES.of("announced")
+    test_strategies.test_the_object_does_not_contradict_itself(announced)
+    test_strategies.test_what_cannot_be_combined_is_refused_in_one_line(announced, CheckpointConfig(strategy="announced"))
 
 
 def test_a_run_with_one_of_each_recovers_and_is_judged_where_the_package_is(

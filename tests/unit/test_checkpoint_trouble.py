@@ -197,7 +197,13 @@ def test_the_lease_and_the_folder_are_durable_whatever_the_write_mode_and_whoeve
 
 
 def test_trash_that_cannot_be_removed_ends_neither_a_start_nor_retention(tmp_path: Path) -> None:
-    store = store_at(tmp_path)
+    class Stuck(PosixFs):
+        def rmdir(self, path: Path) -> None:
+            if path.name == "folder":
+                raise refusal("rmdir", path, errno.EIO)
+            super().rmdir(path)
+
+    store = store_at(tmp_path, fs=Stuck())
     stuck = store.root / f"{TRASH_PREFIX}a" / "folder"
     stuck.mkdir(parents=True)
     (store.root / f"{TRASH_PREFIX}b").write_bytes(b"")

@@ -29,7 +29,7 @@ _SAYS: dict[str, tuple[str, ...]] = {
     "pointer_failed": ("reason",),
 }
 _FIELDS = sorted({name for names in _SAYS.values() for name in names})
-_ERROR = re.compile(r"E-[a-z][a-z0-9-]* \S+: .+", re.DOTALL)  # `EcrlError.line`
+_ERROR = re.compile(r"E-[a-z][a-z0-9-]* [^\n:]+: .+", re.DOTALL)  # `EcrlError.line`
 _SLACK_S = 0.001  # a line is dated just before it is written, and a duration is taken just before that
 _PATH = re.compile(r"checkpoints/step_([0-9]{8})(\.safetensors|\.pt)?")
 
