@@ -345,7 +345,8 @@ class Worker:
         for place in layout.tensors:
             memory[place.offset : place.offset + place.spec.nbytes] = self.bytes_at(place.spec.name, place.spec.nbytes)
         document = self.run.spoil_train(self.step, self.train_state())
-        sampler = document["sampler"]  # what is wrong in it is wrong in the manifest too, or the store would refuse the two
+        own = {"epoch": self.sampler.epoch, "cursor_step": self.sampler.cursor_step, "seed": self.run.config.seed}
+        sampler = own | document["sampler"]  # what is wrong in it is wrong in the manifest too, or the store would refuse the two
         stamp = CheckpointMeta(self.run.run_id, self.step, sampler["epoch"], sampler["cursor_step"], sampler["seed"], self.ranks)
         document |= {
             "schema_version": 1,
