@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shutil
 import statistics
 import sys
@@ -21,10 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from bench.goals import at_most
+from bench.goals import at_most, note
+from bench.runs import machine
 from bench.stall import WORLD, Arm, begun, config_of, dcp_async, median_ratio, ours, segment, writer_of
 
 from ecrl_cli.config.schema import RunConfig
@@ -98,11 +96,11 @@ def summary(seconds: dict[str, list[float]], layout: RunLayout) -> dict[str, Any
         "goals": {name: at_most(ratios[name], goal) for name, goal in GOALS.items()},
         "controls": {name: round(value, 4) for name, value in control.items()},
         "conclusive": conclusive,
-        "note": "" if conclusive else "inconclusive: two identical arms differ by more than 3%; something else runs on this machine",
+        "note": note(conclusive),
         "milliseconds": {name: round(statistics.median(values) * 1e3, 2) for name, values in sorted(seconds.items())},
         "waits_before_an_update": f"{sum(value > 0 for value in seconds['waited'])} of {len(seconds['waited'])}",
         "rounds": len(seconds["step none"]),
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__, "load": os.getloadavg()},
+        "machine": machine(),
     }
 
 

@@ -15,6 +15,11 @@ def at_least(reached: float, limit: float) -> dict[str, Any]:
     return {"at_least": limit, "reached": round(reached, 4), "met": reached >= limit}
 
 
+def note(conclusive: bool, apart: float = 0.03) -> str:
+    """What a bench says of itself where its two identical arms differ by more than `apart`."""
+    return "" if conclusive else f"inconclusive: two identical arms differ by more than {apart:.0%}; something else runs on this machine"
+
+
 @dataclass(frozen=True)
 class Figure:
     """One line of the table. `control`: the A/A ratio farthest from 1 (None: the bench has none); `conclusive`: whether it is near enough."""

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench.goals import at_least
+from bench.goals import at_least, note
 from bench.runs import deaths, machine, train
 
 from ecrl_cli.history.load import RunRecords
@@ -133,7 +133,7 @@ def summary(clean: list[Found], found: dict[str, list[tuple[Found, float]]]) -> 
         "clean_wall_s": [round(each.wall_s, 3) for each in clean],
         "controls": {"A/A: slower / faster of two neighbours": round(control, 4)},
         "conclusive": conclusive,
-        "note": "" if conclusive else "inconclusive: two identical arms differ by more than 3%; something else runs on this machine",
+        "note": note(conclusive),
     }
 
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import shutil
 import statistics
@@ -25,10 +23,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from bench.goals import at_most
+from bench.goals import at_most, note
+from bench.runs import machine
 from bench.stall import WORLD, Bench, begun, median_ratio, memory_copy, writer_of
 
 from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
@@ -141,11 +139,11 @@ def summary(seconds: dict[str, list[float]], again: dict[str, float]) -> dict[st
         "goals": {name: at_most(ratios[name], goal) for name, goal in GOALS.items()},
         "controls": {"A/A: step without / step without": round(control, 4)},
         "conclusive": conclusive,
-        "note": "" if conclusive else "inconclusive: two identical arms differ by more than 3%; something else runs on this machine",
+        "note": note(conclusive),
         "steps_done_again_per_kill": again,
         "milliseconds": {name: round(statistics.median(values) * 1e3, 2) for name, values in sorted(seconds.items())},
         "rounds": len(seconds["copy"]),
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__, "load": os.getloadavg()},
+        "machine": machine(),
     }
 
 

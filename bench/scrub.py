@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench.goals import at_most
+from bench.goals import at_most, note
 from blake3 import blake3
 
 from ecrl_cli.checkpoint.format.hashing import workers
@@ -169,7 +169,7 @@ def summary(found: dict[str, list[float]], nbytes: int) -> dict[str, Any]:
         "goals": {name: at_most(value, GOAL) for name, value in ratios.items()},
         "controls": {name: round(value, 4) for name, value in controls.items()},
         "conclusive": conclusive,
-        "note": "" if conclusive else "inconclusive: two identical arms differ by more than 3%; something else runs on this machine",
+        "note": note(conclusive),
         "milliseconds": {name: round(statistics.median(values) * 1e3, 1) for name, values in found.items()},
         "spread": {name: round(max(values) / min(values), 2) for name, values in found.items()},
         "megabytes": round(nbytes / 1e6),

@@ -26,7 +26,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.goals import at_most
+from bench.goals import at_most, note
 from bench.runs import deaths, first_line, machine, train
 
 from ecrl_cli.history.load import RunRecords
@@ -99,7 +99,7 @@ def summary(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
         "controls": {"A/A: torchrun / torchrun": round(control, 4)},
         "each_round": {name: [round(value, 4) for value in values] for name, values in ratios.items()},
         "conclusive": conclusive,
-        "note": "" if conclusive else f"inconclusive: two identical arms differ by more than {CONCLUSIVE:.0%}; something else runs on this machine",
+        "note": note(conclusive, CONCLUSIVE),
         "seconds_after_the_kill": {arm: {name: middle(values, name) for name in PARTS if name in values[0]} for arm, values in found.items()},
         "seconds_of_a_step": {arm: middle(values, "step") for arm, values in found.items()},
     }

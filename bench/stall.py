@@ -14,7 +14,6 @@ import argparse
 import io
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -30,7 +29,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from bench.goals import at_most
+from bench.goals import at_most, note
+from bench.runs import machine
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import resnet18
 
@@ -289,11 +289,11 @@ def summary(seconds: dict[str, list[float]], layout: RunLayout) -> dict[str, Any
         "goals": {name: at_most(ratios[name], goal) | {"aim": aim} for name, (goal, aim) in GOALS.items()},
         "controls": {name: round(value, 4) for name, value in control.items()},
         "conclusive": conclusive,
-        "note": "" if conclusive else "inconclusive: two identical arms differ by more than 3%; something else runs on this machine",
+        "note": note(conclusive),
         "milliseconds": {name: round(statistics.median(values) * 1e3, 2) for name, values in sorted(seconds.items())},
         "overlapped_durable_after_ms": round(statistics.median(durable) * 1e3, 1),
         "rounds": len(seconds["copy"]),
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__, "load": os.getloadavg()},
+        "machine": machine(),
     }
 
 

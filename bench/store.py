@@ -14,7 +14,6 @@ import argparse
 import json
 import mmap
 import os
-import platform
 import shutil
 import statistics
 import sys
@@ -26,7 +25,8 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from bench.goals import at_most
+from bench.goals import at_most, note
+from bench.runs import machine
 from blake3 import blake3
 from torchvision.models import resnet50
 
@@ -229,11 +229,11 @@ def summary(large: dict[str, list[float]], tiny: dict[str, list[float]], nbytes:
         "goals": {name: at_most(ratios[name], goal) for name, goal in GOALS.items()},
         "controls": {name: round(value, 4) for name, value in control.items()},
         "conclusive": conclusive,
-        "note": "" if conclusive else "inconclusive: two identical arms differ by more than 3%; something else runs on this machine",
+        "note": note(conclusive),
         "milliseconds": {name: round(statistics.median(values) * 1e3, 2) for name, values in everything.items()},
         "megabytes": round(nbytes / 1e6, 1),
         "rounds": len(large["floor"]),
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__, "load": os.getloadavg()},
+        "machine": machine(),
     }
 
 

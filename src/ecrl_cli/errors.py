@@ -37,6 +37,11 @@ def visible(text: object) -> str:
     return plain if plain.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
 
 
+def first_line(error: BaseException, limit: int = 300) -> str:
+    """The type and the first line of what `error` says: of errors that are not ours, whose texts may be long."""
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0][:limit]
+
+
 def plural(number: int, one: str, many: str = "") -> str:
     """`1 run`, `2 runs`; `many`: the plural where it is not `one` with an s."""
     return f"{number} {one if number == 1 else many or one + 's'}"

@@ -42,14 +42,14 @@ def report(argv: Sequence[str]) -> int:
     for note in made.notes:
         sys.stderr.write(f"ecrl: {printable(note)}\n")
     page = str(made.page)
+    document = json.loads(made.page.with_name("report.json").read_text(encoding="utf-8")) if flags.junit or flags.github or flags.json else {}
     if flags.junit or flags.github:
-        cases = gate_cases(json.loads(made.page.with_name("report.json").read_text(encoding="utf-8")))
+        cases = gate_cases(document)
         for text in github(cases) if flags.github else ():
             sys.stderr.write(text + "\n")
         if flags.junit:
             flags.junit.write_text(junit("ecrl report", cases), encoding="utf-8")
     if flags.json:
-        document = json.loads(made.page.with_name("report.json").read_text(encoding="utf-8"))
         sys.stdout.write(json.dumps({"page": page, "exit_code": made.exit_code, "text": made.text, **document}, indent=2) + "\n")
     else:
         out(made.text.rstrip() + ("" if page in made.text else f"\n{page}"))

@@ -24,7 +24,7 @@ from ecrl_cli.cli.permissions import restrict
 from ecrl_cli.cli.targets import Checkpoints, checked, checkpoints_of, sorted_out
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.machine import check_torch
-from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RunDirectoryError, StorageError, plural, visible
+from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RunDirectoryError, StorageError, first_line, plural, visible
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.records.layout import RunLayout
@@ -163,8 +163,9 @@ def judge(run: Path, reference: Path | None, known: References) -> VerifyOutput:
     except OSError as error:
         return _unreadable(str(run), EvidenceMissing("records", f"cannot be read ({error.strerror})", "restore the run directory"))
     except Exception as error:
-        what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        return _unreadable(str(run), EvidenceMissing("records", f"cannot be judged ({what})", "restore the run directory, or report this"))
+        return _unreadable(
+            str(run), EvidenceMissing("records", f"cannot be judged ({first_line(error, 200)})", "restore the run directory, or report this")
+        )
     document = verdict.to_json()
     name = document.get("reference", "")  # of the run that it was judged against
     against = RunLayout(named(reference) if reference else named(run).parent / name) if name else None

@@ -16,7 +16,7 @@ from ecrl_cli.config.tasks import TASKS
 from ecrl_cli.data.datasets import build_dataset
 from ecrl_cli.data.loading import BatchLoader, describe
 from ecrl_cli.data.sample_set import SampleSet
-from ecrl_cli.errors import ConfigError, DatasetError, EcrlError, shown
+from ecrl_cli.errors import ConfigError, DatasetError, EcrlError, first_line, shown
 from ecrl_cli.models import build as build_model
 from ecrl_cli.records.events import DatasetRecord
 from ecrl_cli.training.optimization import autocast
@@ -77,7 +77,7 @@ def _dataset(config: RunConfig) -> SampleSet:
 
 
 def _said(error: Exception) -> str:
-    return shown(f"{type(error).__name__}: {error}".splitlines()[0], 160).strip("'\"")
+    return shown(first_line(error, 1000), 160).strip("'\"")
 
 
 def main() -> int:

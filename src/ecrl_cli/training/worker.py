@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.recoveries import recovery_of, survivors_stay
-from ecrl_cli.errors import EcrlError, LossNotFinite, StorageError
+from ecrl_cli.errors import EcrlError, LossNotFinite, StorageError, first_line
 from ecrl_cli.failures.injector import Injector
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.processes import print_to
@@ -96,7 +96,7 @@ def _take_part(layout: RunLayout, seat: RankAssignment, memory: int) -> RankAssi
 
 
 def _unexpected(rank: int, error: Exception) -> RankError:
-    return RankError(rank, f"{type(error).__name__}: {error}".splitlines()[0][:500], 1)
+    return RankError(rank, first_line(error, 500), 1)
 
 
 def _train(layout: RunLayout, seat: RankAssignment, control: Control) -> tuple[LeftAttempt, CarriedState] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ecrl_cli.checkpoint.format.canonical_json import is_digest
 from ecrl_cli.config.elastic import fits
 from ecrl_cli.config.recoveries import recovery_of, survivors_stay
 from ecrl_cli.config.schema import RunConfig
@@ -11,7 +12,6 @@ from ecrl_cli.history.membership import successor, surviving_ranks
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.state_digests import recorded_by_rank
 from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVED, SURVIVORS
-from ecrl_cli.verify.same_input import is_hash
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
@@ -86,7 +86,7 @@ def check_recalled(case: Case, a: Attempt, notes: FindingBuilder) -> None:
         return
     if not strategy_of(case.run.stored.config).snapshots:
         notes.broken(f"{who} went on from a snapshot in memory, its configuration takes none")
-    if recorded_by_rank(case.run.stored.config) and not (is_hash(a.snapshot_sha256) and is_hash(a.snapshot_state)):
+    if recorded_by_rank(case.run.stored.config) and not (is_digest(a.snapshot_sha256) and is_digest(a.snapshot_state)):
         notes.broken(f"{who} went on from a snapshot, and supervisor.json lacks a digest of what it held")
     before = case.attempt(a.continues) if a.continues is not None else None
     if before is None:

@@ -12,7 +12,7 @@ from ecrl_cli.records.events import CHECKPOINT_ENDS, CHECKPOINT_EVENTS, FOUND, L
 from ecrl_cli.verify.checkpoint_folder import lost_power
 from ecrl_cli.verify.disturbance import ENDED_WELL
 from ecrl_cli.verify.verdict import FindingBuilder
-from ecrl_cli.verify.verification_input import Case, checkpoint_events
+from ecrl_cli.verify.verification_input import Case, checkpoint_events, saves
 
 _DURATIONS = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s", "stall_s")
 _COUNTS = ("bytes", "inflight", "deferred_bytes")
@@ -54,10 +54,7 @@ def _check_stages(case: Case, logs: AttemptRecords, notes: FindingBuilder) -> No
     strategy, a = strategy_of(case.run.stored.config), case.attempt(logs.attempt)
     ended_well = a is not None and a.outcome in ENDED_WELL
     last = max((line.global_step for line in logs.ranks[0].events), default=0) if 0 in logs.ranks else 0
-    by_step: dict[int, dict[str, CheckpointLine]] = {}
-    for line in logs.checkpoints.events:
-        by_step.setdefault(line.global_step, {}).setdefault(line.event, line)
-    for step, found in sorted(by_step.items()):
+    for step, found in saves(logs.checkpoints.events).items():
         who = f"the save of step {step} in attempt {logs.attempt}"
         submitted, committed, failed = found.get("submitted"), found.get("committed"), found.get("failed")
         written = committed is not None and committed.reason is None

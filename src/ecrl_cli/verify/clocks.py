@@ -7,6 +7,7 @@ the work between them took. See docs/decisions/cross-checks.md for the tolerance
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
@@ -327,12 +328,13 @@ def _disagreements(ordered: list[Instant]) -> tuple[list[tuple[Instant, float]],
     late: list[Instant] = []
     impossible: list[tuple[Instant, float]] = []
     free_until = _next_of_process(ordered)
+    tight = [number for number, each in enumerate(ordered) if not each.loose]
     base: Instant | None = None
     for number, each in enumerate(ordered):
         if base is None:
             base = each
             continue
-        alone = _alone(ordered, number)
+        alone = _alone(ordered, tight, number)
         apart = alone or each.offset - base.offset
         if not alone and abs(apart) <= APART_S + SLEW * (each.at - base.at):
             continue
@@ -346,15 +348,15 @@ def _disagreements(ordered: list[Instant]) -> tuple[list[tuple[Instant, float]],
     return steps, late, impossible
 
 
-def _alone(ordered: list[Instant], number: int) -> float:
+def _alone(ordered: list[Instant], tight: list[int], number: int) -> float:
     """By how much the instant is apart from those beside it, if these agree with one another; 0 if it is not.
 
     The clock is not set for one reading and set right again. Those beside it are the nearest whose readings are close to one another; a loose one
-    may itself be late, which is judged otherwise, but not early.
+    may itself be late, which is judged otherwise, but not early. `tight`: the places of those that are not loose.
     """
-    each = ordered[number]
-    before = [other for other in ordered[max(0, number - _LOOKED_AT) : number] if not other.loose][-2:]
-    behind = [other for other in ordered[number + 1 : number + 1 + _LOOKED_AT] if not other.loose][:2]
+    each, first, last = ordered[number], bisect_left(tight, number), bisect_right(tight, number)
+    before = [ordered[place] for place in tight[max(0, first - 2) : first] if place >= number - _LOOKED_AT]
+    behind = [ordered[place] for place in tight[last : last + 2] if place <= number + _LOOKED_AT]
     if not before or not behind or behind[-1].at - before[0].at > STEP_EVERY_S:
         return 0.0
     beside = [*before, *behind]

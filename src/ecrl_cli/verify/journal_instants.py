@@ -14,7 +14,7 @@ from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.records.events import CHECKPOINT_ENDS, RECONCILED, Attempt, CheckpointLine
 from ecrl_cli.verify.rank_spans import ROUNDING_S
 from ecrl_cli.verify.verdict import FindingBuilder
-from ecrl_cli.verify.verification_input import Case
+from ecrl_cli.verify.verification_input import Case, saves
 
 TRAINING_THREAD = ("submitted", "released", "waited")
 _IN_ORDER = (
@@ -43,10 +43,7 @@ def check_journal_instants(case: Case, a: Attempt, notes: FindingBuilder) -> Non
 
 def _check_save_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """A checkpoint is submitted, then received, then ends; the write lies between the last two; the training thread is released afterwards."""
-    by_step: dict[int, dict[str, CheckpointLine]] = {}
-    for line in case.run.logs(a.attempt).checkpoints.events:
-        by_step.setdefault(line.global_step, {}).setdefault(line.event, line)
-    for step, found in sorted(by_step.items()):
+    for step, found in saves(case.run.logs(a.attempt).checkpoints.events).items():
         for first, then in _IN_ORDER:
             late, early = found.get(first), found.get(then)
             if late and early and early.at < late.at - ROUNDING_S:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from ecrl_cli.checkpoint.format.canonical_json import is_digest
 from ecrl_cli.errors import plural, shown
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import RankLine
@@ -11,7 +10,6 @@ from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, every_line
 
 PROMISE = "same-input"
-_HASH = re.compile(r"[0-9a-f]{64}")
 
 # What determines the inputs of a line: epoch, cursor, rank, world size.
 Key = tuple[int, int, int, int]
@@ -27,7 +25,7 @@ def same_input(case: Case) -> Finding:
     if without := sum(line.inputs_hash is None for _, _, line in every_line(case.run)):
         notes.missing(f"{plural(without, 'line has', 'lines have')} no hash of the inputs")
     for attempt, rank, line in every_line(case.run):
-        if line.inputs_hash is not None and not is_hash(line.inputs_hash):
+        if line.inputs_hash is not None and not is_digest(line.inputs_hash):
             notes.broken(f"step {line.global_step} rank {rank} of attempt {attempt}: {shown(line.inputs_hash)} is no hash of inputs")
     first: dict[Key, tuple[str, RankLine]] = {}
     compared = 0
@@ -50,11 +48,6 @@ def same_input(case: Case) -> Finding:
     if not compared + against + recut:
         return notes.finding("no shard was computed twice, and there is no reference to compare with", checked=False)
     return notes.finding(message)
-
-
-def is_hash(text: str) -> bool:
-    """Whether `text` is a SHA-256 in hex."""
-    return _HASH.fullmatch(text) is not None
 
 
 def _check_windows(case: Case, notes: FindingBuilder) -> int:
@@ -82,7 +75,7 @@ def _windows(records: RunRecords) -> dict[tuple[Window, int], str]:
         shards.setdefault((attempt, (line.epoch, line.cursor_step), line.world_size), {})[rank] = line.inputs_hash
     found: dict[tuple[Window, int], str] = {}
     for (_, window, ranks), hashes in shards.items():
-        known = [int(each, 16) for each in hashes.values() if each and is_hash(each)]
+        known = [int(each, 16) for each in hashes.values() if each and is_digest(each)]
         if len(hashes) == ranks:
             found.setdefault((window, ranks), f"{sum(known) % 2**256:064x}" if len(known) == ranks else "")
     return found

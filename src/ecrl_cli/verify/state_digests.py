@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ecrl_cli.checkpoint.format.canonical_json import digest
+from ecrl_cli.checkpoint.format.canonical_json import digest, is_digest
 from ecrl_cli.checkpoint.format.train_document import saved_state, tensor_digests
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.state_digests import RANK_COMPONENTS, recorded_by_rank
-from ecrl_cli.verify.same_input import is_hash
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, every_line
 
@@ -50,7 +49,7 @@ def _wrong(line: RankLine) -> str:
         return ""
     if line.components.keys() != set(RANK_COMPONENTS):
         return f"digests of {len(line.components)} components, a state has {len(RANK_COMPONENTS)}"
-    wrong = [name for name, each in (*line.components.items(), ("the state", line.state_digest)) if not is_hash(each)]
+    wrong = [name for name, each in (*line.components.items(), ("the state", line.state_digest)) if not is_digest(each)]
     return f"a digest of {wrong[0]} that is none" if wrong else ""
 
 

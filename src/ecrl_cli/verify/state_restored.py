@@ -7,6 +7,7 @@ equal; a rank that did not exist when the state was saved begins with its own ge
 
 from __future__ import annotations
 
+from ecrl_cli.checkpoint.format.canonical_json import is_digest
 from ecrl_cli.checkpoint.format.train_document import due_on_rank, saved_state, tensor_digests
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import plural, shown
@@ -14,7 +15,6 @@ from ecrl_cli.history.lineage import committed_as
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.state_digests import RANK_COMPONENTS, RestoredState, recorded_by_rank
 from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVORS
-from ecrl_cli.verify.same_input import is_hash
 from ecrl_cli.verify.state_consistent import as_components, differing_components
 from ecrl_cli.verify.state_values import equal_buffers
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
@@ -81,7 +81,7 @@ def _check_resumed_state(case: Case, a: Attempt, notes: FindingBuilder) -> None:
         saved = plural(parent.world_size, "rank")
         notes.broken(f"attempt {a.attempt} resumed from what {saved} saved, and supervisor.json lacks the digest of {absent[0]}")
     for name, sha256 in a.resumed_state.items():
-        if not is_hash(sha256):
+        if not is_digest(sha256):
             notes.broken(f"attempt {a.attempt} resumed from {shown(name)} with the digest {shown(sha256)} by supervisor.json")
             return
 
@@ -135,7 +135,7 @@ def _check_ranks(case: Case, a: Attempt, notes: FindingBuilder) -> int:
         if names := differing_components(expected, as_components(held.state)):
             notes.broken(f"attempt {a.attempt} rank {rank} began with other {', '.join(names)} than {_source(a)} held")
         for name, sha256 in as_components(held.state).items():
-            if not is_hash(sha256):
+            if not is_digest(sha256):
                 notes.broken(f"restored_rank{rank}.json of attempt {a.attempt} has the digest {shown(sha256)} of {name}, which is none")
         first = restored[min(restored)].state
         if names := [name for name in _SHARED if getattr(held.state, name) != getattr(first, name) and _equal_on_all(case, name)]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from itertools import pairwise
 
+from ecrl_cli.checkpoint.format.canonical_json import is_digest
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import plural, shown
 from ecrl_cli.history.lineage import furthest
@@ -22,7 +22,6 @@ from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 _STOP_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-_CODE = re.compile(r"[0-9a-f]{64}")
 _PHASE_S = 1e-6  # a phase is a sum of recorded differences
 
 
@@ -66,7 +65,7 @@ def _check_sessions(case: Case, record: SupervisorRecord, notes: FindingBuilder)
     if not recorded_by_rank(case.run.stored.config):
         return  # earlier versions did not say
     for number, session in enumerate(record.sessions):
-        if not _CODE.fullmatch(session.code):
+        if not is_digest(session.code):
             notes.broken(f"session {number} ran the code {shown(session.code)}, which is no SHA-256")
         absent = [name for name in ("ended_time", "signals", "writer_deaths") if getattr(session, name) is None]
         if session.ended_at is not None and absent:

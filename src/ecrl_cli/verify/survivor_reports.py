@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ecrl_cli.checkpoint.format.canonical_json import digest
+from ecrl_cli.checkpoint.format.canonical_json import digest, is_digest
 from ecrl_cli.checkpoint.format.manifest import Manifest
 from ecrl_cli.checkpoint.format.train_document import tensor_digests
 from ecrl_cli.config.recoveries import recovery_of
@@ -18,7 +18,6 @@ from ecrl_cli.records.events import Attempt, RankLine
 from ecrl_cli.records.state_digests import recorded_by_rank
 from ecrl_cli.records.survivor_records import SURVIVED, SURVIVORS, AppliedSamples, RedoneStep, SurvivorReport
 from ecrl_cli.verify.rank_spans import ROUNDING_S
-from ecrl_cli.verify.same_input import is_hash
 from ecrl_cli.verify.sample_accounting import unaccounted
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
@@ -269,7 +268,7 @@ def _check_against_records(case: Case, a: Attempt, reports: Reports, notes: Find
         who = f"rank {rank} of attempt {a.attempt}"
         _check_living(case, a, who, report, notes)
         _check_log(case, a, rank, report, notes)
-        if a.outcome == SURVIVED and recorded_by_rank(case.run.stored.config) and not is_hash(report.state_digest):
+        if a.outcome == SURVIVED and recorded_by_rank(case.run.stored.config) and not is_digest(report.state_digest):
             notes.broken(f"{who} kept its state, and reports {shown(report.state_digest)} as the digest of it")
     for report in list(reports.values())[:1]:  # all agree on these, or the difference is reported elsewhere
         _check_layers(case, a, report, notes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -111,6 +111,14 @@ def every_line(records: RunRecords) -> Iterator[tuple[int, int, RankLine]]:
         for rank, lines in a.ranks.items():
             for line in lines.events:
                 yield a.attempt, rank, line
+
+
+def saves(lines: Iterable[CheckpointLine]) -> dict[int, dict[str, CheckpointLine]]:
+    """By step, sorted, and by event: the first line of it."""
+    found: dict[int, dict[str, CheckpointLine]] = {}
+    for line in lines:
+        found.setdefault(line.global_step, {}).setdefault(line.event, line)
+    return dict(sorted(found.items()))
 
 
 def checkpoint_events(records: RunRecords) -> Iterator[CheckpointLine]:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 MAX_DEPTH = 16
 MAX_INTEGER = 2**63 - 1  # a seed may be as large
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _TOKEN = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
 
 
@@ -22,6 +23,11 @@ def canonical_json(value: Any) -> bytes:
 def digest(value: Any) -> str:
     """SHA-256 hex of the canonical form."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def is_digest(text: str) -> bool:
+    """Whether `text` is a SHA-256 or BLAKE3 in hex."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def parse(data: bytes) -> Any:

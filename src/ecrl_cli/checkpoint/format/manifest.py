@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-import re
 from dataclasses import dataclass
 from typing import Any
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest, parse_canonical
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest, is_digest, parse_canonical
 from ecrl_cli.checkpoint.format.names import CHUNK, COMPONENTS, DIGEST, FORMAT_VERSION, PART_NAME, READABLE, TRAIN
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import DIGESTS
@@ -18,8 +17,6 @@ from ecrl_cli.errors import shown
 MAX_COMMIT = 64 * 1024
 MAX_MANIFEST = 16 * 2**20  # holds the chunk sums of 64 GiB
 MAX_PARTS, MAX_TENSORS, MAX_DIMS, MAX_NAME = 64, 100_000, 16, 512
-
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -221,7 +218,7 @@ def _check_part(name: str, part: PartEntry) -> None:
 
 
 def _hex(text: str) -> None:
-    if not _DIGEST.fullmatch(text):
+    if not is_digest(text):
         raise ValueError(f"not a digest: {text[:20]!r}")
 
 

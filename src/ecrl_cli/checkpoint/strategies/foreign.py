@@ -29,7 +29,7 @@ from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved
 from ecrl_cli.checkpoint.strategies.strategy import StrategyContext, StrategyInputs
 from ecrl_cli.config.checkpointers import CheckpointerKind
 from ecrl_cli.config.strategies import strategy_of
-from ecrl_cli.errors import CheckpointConflict, EcrlError, StorageError
+from ecrl_cli.errors import CheckpointConflict, EcrlError, StorageError, first_line
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.storage.files import write_whole
 
@@ -78,6 +78,13 @@ class ForeignStrategy(ABC):
     def _state(self, gathered: RankStates) -> State:
         """The tensors by name, as they lie in the model and the optimizer."""
         return {source.name: source.find().detach() for source in self._context.train_state.sources()} | gathered.rng
+
+    def _submitted(self, step: int) -> float:
+        """Log the save as submitted, and as received, since nobody else writes; returns when the write began."""
+        if self._context.writes:
+            self._context.submitted(step, 0, inflight=1)
+            self._context.log.write("received", step)
+        return monotonic()
 
     def _opened(self, progress: TrainPosition, gathered: RankStates, state: State) -> str:
         """Rank 0 makes the step's folder with its page, while the others wait if they write too; returns the page's SHA-256, "" on other ranks.
@@ -145,11 +152,7 @@ class ForeignBlockingStrategy(ForeignStrategy):
         context.clock.switch("snapshot")
         state = self._state(gathered)
         context.clock.switch("write_wait")
-        began, sha256, failure = monotonic(), "", None
-        if context.writes:
-            context.submitted(step, 0, inflight=1)
-            context.log.write("received", step)
-            began = monotonic()
+        began, sha256, failure = self._submitted(step), "", None
         try:
             sha256 = self._opened(progress, gathered, state)
             if self._takes_part:
@@ -192,11 +195,7 @@ class ForeignBackgroundStrategy(ForeignStrategy):
         context.clock.switch("snapshot")
         state = self._state(gathered)
         context.clock.switch("enqueue")
-        began, sha256 = monotonic(), ""
-        if context.writes:
-            context.submitted(step, 0, inflight=1)
-            context.log.write("received", step)
-            began = monotonic()
+        began, sha256 = self._submitted(step), ""
         try:
             sha256 = self._opened(progress, gathered, state)
             begun = self._checkpointer.begin(state, self._folder(step) / self._kind.state)
@@ -239,5 +238,4 @@ def described(kind: CheckpointerKind, error: BaseException) -> EcrlError:
         return error
     if isinstance(error, OSError):
         return StorageError.of(kind.name, error.filename, error)
-    text = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
-    return EcrlError(kind.name, text, "read the output of rank 0")
+    return EcrlError(kind.name, first_line(error), "read the output of rank 0")

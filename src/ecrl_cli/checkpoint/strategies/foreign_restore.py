@@ -14,7 +14,7 @@ from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.checkpoint.store.catalog import PASSING
 from ecrl_cli.checkpoint.store.step_page import check_step, read_page, step_in
 from ecrl_cli.config.checkpointers import CheckpointerKind
-from ecrl_cli.errors import ConfigError, EcrlError, StorageError
+from ecrl_cli.errors import ConfigError, EcrlError, StorageError, first_line
 from ecrl_cli.storage.fs import PosixFs
 
 
@@ -44,7 +44,7 @@ def restore_foreign(train_state: TrainState, kind: CheckpointerKind, path: Path,
     except (ConfigError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # torch.distributed.checkpoint raises what is no Exception
-        text = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
+        text = first_line(error)
         if _passing(error):
             raise EcrlError("restore", f"{path.name}: {kind.name} did not load it ({text})", "the next attempt tries it again") from error
         raise Unreadable("restore", f"{path.name}: {kind.name} cannot load it ({text})", "the next attempt takes the one before") from error

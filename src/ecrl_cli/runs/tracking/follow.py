@@ -18,7 +18,7 @@ from typing import Any
 
 from ecrl_cli.config.codec import encode, flat
 from ecrl_cli.config.trackers import TRACKERS
-from ecrl_cli.errors import EcrlError
+from ecrl_cli.errors import EcrlError, first_line
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
@@ -95,7 +95,7 @@ def main(run: str, name: str, place: str) -> int:
             follower.more()
         follower.end()
     except Exception as error:
-        sys.stdout.write((error.line() if isinstance(error, EcrlError) else f"{type(error).__name__}: {error}").splitlines()[0][:300] + "\n")
+        sys.stdout.write((error.line()[:300] if isinstance(error, EcrlError) else first_line(error)) + "\n")
         return 1
     return 0
 
