@@ -17,7 +17,7 @@ from bench.goals import Figure, figures
 
 from ecrl_cli.linux.clock import monotonic
 
-NAMES = ("stall", "deferred", "store", "scrub", "bad_input", "audit", "page", "in_memory", "replicas", "goodput", "spares", "start")
+NAMES = ("stall", "deferred", "store", "scrub", "bad_input", "audit", "page", "in_memory", "replicas", "goodput", "spares", "start", "step")
 BUSY = 0.25  # of the cores: with more work than this beside, two identical arms differ by more than the goals are worth
 
 

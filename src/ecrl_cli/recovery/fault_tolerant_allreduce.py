@@ -43,7 +43,8 @@ class _Ended(Exception):
 
 
 class FaultTolerantGroup:
-    """One rank's side of the all-reduce, for one attempt. Use: in each step `begin`, `hook` for each bucket in backward, `finish`.
+    """One rank's side of the all-reduce, for one attempt. Use: in each step `begin`, `hook` for each bucket in backward, `finish`; or with fixed
+    replicas `begin`, `all_to_all`, `all_gather_into`.
 
     `store` must outlive every rank and have a `clone`. `patience_s`: seconds to wait after a failed collective for a death that explains it.
     `parameters`: by bucket, the parameters whose gradients it holds. `redone`: what deaths changed. Each call may raise PeersLost.
@@ -51,7 +52,7 @@ class FaultTolerantGroup:
 
     def __init__(self, store: Any, prefix: str, rank: int, membership: Membership, timeout: timedelta, *, lossy: bool) -> None:
         self._store, self._rendezvous = PrefixStore(prefix, store), GroupRendezvous(store, prefix, timeout)
-        self._rank, self._membership, self._lossy = rank, membership, lossy
+        self.rank, self._membership, self._lossy = rank, membership, lossy
         self.patience_s = 10.0
         self._round = ExchangeRound(0)
         self._end: int | None = None  # no round from this one on
@@ -118,6 +119,19 @@ class FaultTolerantGroup:
         self._next_round()
         self._once(lambda: self._group.allgather([rows], [own]))
         return rows
+
+    def all_to_all(self, received: torch.Tensor, send: torch.Tensor, received_counts: list[int], sent_counts: list[int]) -> None:
+        """Fill `received` with the elements that each rank sends to this one, in order; counts: elements by rank. In the round that `begin` began,
+        which `all_gather_into` ends; neither is redone after a death."""
+        try:
+            self._wait(translate_gloo_error(lambda: self._group.alltoall_base(received, send, received_counts, sent_counts)))
+        except CollectiveFailed as cause:
+            self._after(cause, 0)
+            raise AssertionError("nobody passes the barrier of a round that this rank has not come to") from cause
+
+    def all_gather_into(self, whole: torch.Tensor, own: torch.Tensor) -> None:
+        """Fill `whole` with `own` of every rank, in order."""
+        self._once(lambda: self._group._allgather_base(whole, own))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
         """Broadcast `tensor` from rank `source`; it must have the same size on all ranks."""
@@ -266,7 +280,7 @@ class FaultTolerantGroup:
         _ABANDONED_GROUPS.append((self._group, [(item.work, item.sent) for item in self._round.buckets if item.work is not None]))
 
     def _form(self) -> Any:
-        return self._rendezvous.form(f"members{self.epoch}", self._rank, self.alive, self._look)
+        return self._rendezvous.form(f"members{self.epoch}", self.rank, self.alive, self._look)
 
     def _look(self) -> None:
         if self._store.check([_END]):

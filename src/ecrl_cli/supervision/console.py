@@ -19,10 +19,9 @@ from ecrl_cli.errors import plural, visible
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import Attempt, SupervisorRecord
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import AttemptSpec, Progress
+from ecrl_cli.records.messages import TENTHS, AttemptSpec, Progress
 from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVED
 
-TENTHS = 10
 RECENT_S = 10.0
 
 

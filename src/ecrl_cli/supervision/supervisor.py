@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
-from ecrl_cli.config.recoveries import recovery_of, survivors_stay
+from ecrl_cli.config.codec import decode
+from ecrl_cli.config.recoveries import survivors_stay
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import EcrlError, InputError, Stopped, StorageError
@@ -17,8 +18,9 @@ from ecrl_cli.failures.fault_log import read_fired
 from ecrl_cli.failures.plan import read_plan
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.events import TARGET_REACHED, Attempt, SupervisorRecord
+from ecrl_cli.records.events import TARGET_REACHED, Attempt, FinalState, SupervisorRecord
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
+from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import AttemptSpec, Progress
 from ecrl_cli.records.run_config import read_run_config
@@ -29,16 +31,15 @@ from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.attempts.supervisor_faults import WallClockFaults, inject_between_attempts, supervised_s
 from ecrl_cli.supervision.attempts.supervisor_record import SupervisorRecordWriter, refresh_run_config, step_range
 from ecrl_cli.supervision.console import UI
-from ecrl_cli.supervision.in_place.in_place_monitor import InPlaceMonitor
-from ecrl_cli.supervision.in_place.regroup_plan import RegroupPlan, describe, plan_regroup, steps_of, write_regroup_launch
-from ecrl_cli.supervision.in_place.worker_pool import WorkerPool
+from ecrl_cli.supervision.in_place.in_place_recovery import InPlaceRecovery, RestartAll
+from ecrl_cli.supervision.in_place.regroup_plan import steps_of, write_regroup_launch
 from ecrl_cli.supervision.launch.launcher import Launcher, LauncherCache, LaunchSpec, RunningAttempt, needs_private_network
 from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement, place_attempt
 from ecrl_cli.supervision.launch.writer_process import Writer
-from ecrl_cli.supervision.launch.zygote import ZygoteAttempt, preload
+from ecrl_cli.supervision.launch.zygote import preload
 from ecrl_cli.supervision.resume import CheckpointPrevalidator, ResumePlan, choose, order, quarantine_rejected, state_of
 from ecrl_cli.supervision.run_lock import RunLock, run_lock
-from ecrl_cli.supervision.watch.attempt_monitor import AttemptMonitor, AttemptResult
+from ecrl_cli.supervision.watch.attempt_monitor import AttemptResult
 from ecrl_cli.supervision.watch.control_server import ControlServer
 from ecrl_cli.supervision.watch.graceful_stop import GraceBudget, must_not_launch
 from ecrl_cli.supervision.watch.watchdog import WatchdogContext
@@ -88,8 +89,7 @@ class Supervisor:
         self._listener: ControlServer | None = None
         self._running: RunningAttempt | None = None
         self._placement = NodePlacement((), config.world_size)
-        self._worker_pool: WorkerPool | None = None
-        self._regroup = RegroupPlan()
+        self._recovery = RestartAll()
         self._prevalidator = CheckpointPrevalidator(self._store)
         self._unreconciled: tuple[int, ...] = ()  # attempts whose checkpoints the writer may still be writing
 
@@ -97,12 +97,11 @@ class Supervisor:
         processes.sweep(processes.of_run(self._layout.root))
         self._listener = ControlServer(self._layout)
         if survivors_stay(self._config):
-            prevalidator = None if recovery_of(self._config).from_memory else self._prevalidator
-            self._worker_pool = WorkerPool(self._listener, self._config.supervision.spares, self._ui.note, prevalidator)
+            self._recovery = InPlaceRecovery(self._config, self._listener, self._ui.note, self._prevalidator)
         for attempt in self._layout.attempts():  # all: an earlier supervisor may have been killed before it did so
             reconcile_checkpoints(self._layout, attempt, self._store)
         self._record_writer.begin()
-        reached = any(a.outcome == "completed" for a in self._record_writer.record.attempts[-1:])
+        reached = any(a.outcome == "completed" and self._ended_at_target(a) for a in self._record_writer.record.attempts[-1:])
         decision = Decision("completed", TARGET_REACHED) if reached else Decision("running", "")
         while decision.restart:
             decision = self._next_attempt(lock)
@@ -112,13 +111,17 @@ class Supervisor:
             raise decision.error
         return record
 
+    def _ended_at_target(self, attempt: Attempt) -> bool:
+        """Whether the attempt that completed did so at the target of today: a finished run may have been given a higher one."""
+        final = self._layout.attempt(attempt.attempt).final
+        return not self._config.continued_at or decode(FinalState, read_json(final)).global_step == self._config.target_steps
+
     def close(self) -> None:
         """End all processes of the run, however this session ended."""
         if self._running:
             self._running.kill()
             self._running.reap()
-        if self._worker_pool:
-            self._worker_pool.close()
+        self._recovery.close()
         self._writer.close()
         self._prevalidator.close()
         self._heartbeats.close()
@@ -130,7 +133,7 @@ class Supervisor:
 
     def _next_attempt(self, lock: RunLock) -> Decision:
         """One attempt, from the choice of its checkpoint to the decision what follows."""
-        if must_not_launch(self._stop, self._config, carried=bool(self._regroup.memory)):
+        if must_not_launch(self._stop, self._config, carried=bool(self._recovery.regroup.memory)):
             return self._stopped(self._stop.received()[0])
         try:
             attempt, attempt_spec = self._prepare()
@@ -143,8 +146,8 @@ class Supervisor:
         self._grace.check()
         self._ui.launched(attempt_spec)
         ended = self._run_attempt(attempt, attempt_spec)
-        self._regroup = self._plan_regroup(attempt_spec)
-        if not ended.stopped_by and not self._regroup.memory:  # stop signal while survivors left; no attempt will continue with their state
+        self._recovery.plan_next(attempt_spec, self._stop, reached=self._layout.attempt(attempt.attempt).final.exists())
+        if not ended.stopped_by and not self._recovery.regroup.memory:  # stop signal while survivors left; no attempt will continue with their state
             ended = replace(ended, stopped_by=self._stop.first)
         self._close_attempt(attempt.attempt, ended)
         return self._conclude(attempt, attempt_spec, ended)
@@ -152,13 +155,13 @@ class Supervisor:
     def _prepare(self) -> tuple[Attempt, AttemptSpec]:
         earlier = self._record_writer.record.attempts
         self._placement = place_attempt(self._config)
-        inject_between_attempts(self._layout, self._store, self._config.seed, earlier, chooses=not self._regroup.memory)
+        inject_between_attempts(self._layout, self._store, self._config.seed, earlier, chooses=not self._recovery.regroup.memory)
         choice = ResumePlan(None, ())
-        if self._regroup.memory:
-            attempt_spec = write_regroup_launch(self._layout, earlier, self._regroup)
+        if self._recovery.regroup.memory:
+            attempt_spec = write_regroup_launch(self._layout, earlier, self._recovery.regroup)
         else:
             choice = choose(self._layout, self._store, earlier, self._snapshots, self._record_writer.session, self._prevalidator)
-            attempt_spec = order(self._layout, self._config, earlier, choice, self._placement, self._regroup)
+            attempt_spec = order(self._layout, self._config, earlier, choice, self._placement, self._recovery.regroup)
         attempt = Attempt(
             attempt=attempt_spec.attempt,
             world_size=attempt_spec.world_size,
@@ -178,6 +181,9 @@ class Supervisor:
         return attempt, attempt_spec
 
     def _run_attempt(self, attempt: Attempt, attempt_spec: AttemptSpec) -> AttemptResult:
+        if strategy_of(self._config).needs_writer:
+            self._writer.start()
+        self._heartbeats.clear()
         supervision = self._config.supervision
         spec = LaunchSpec(
             layout=self._layout,
@@ -187,13 +193,8 @@ class Supervisor:
             preload=preload(self._config),
             nodes=self._placement.nodes,
             private_network=self._private_network,
-            existing_pids=self._worker_pool.choose(attempt_spec.origins, attempt_spec.joined) if self._worker_pool else (),
+            existing_pids=self._recovery.choose(attempt_spec, self._heartbeats),
         )
-        if strategy_of(self._config).needs_writer:
-            self._writer.start()
-        self._heartbeats.clear()
-        if self._worker_pool:
-            self._heartbeats.set_members(attempt_spec.world_size)
         self._record_writer.open(attempt)
         quarantine_rejected(self._layout, self._store, attempt.rejected)
         self._running = self._launcher.launch(spec)
@@ -201,28 +202,10 @@ class Supervisor:
         logs, began = self._layout.attempt(attempt_spec.attempt), self._record_writer.record.sessions[-1].started_at
         faults = WallClockFaults(self._layout, attempt_spec.attempt, began, lambda: supervised_s(self._layout))
         context = WatchdogContext(self._heartbeats, supervision, attempt_spec, logs, saves, self._ui.note, faults, self._snapshots)
-        ended = self._monitor(self._running, attempt_spec, context).run(self._on_progress)
+        assert self._listener is not None
+        ended = self._recovery.monitor(self._running, self._listener, self._stop, self._writer, context).run(self._on_progress)
         self._running = None
         return ended
-
-    def _monitor(self, running: RunningAttempt, attempt_spec: AttemptSpec, context: WatchdogContext) -> AttemptMonitor:
-        assert self._listener is not None
-        if self._worker_pool is None:
-            return AttemptMonitor(running, attempt_spec.attempt, self._listener, self._stop, self._writer, context)
-        assert isinstance(running, ZygoteAttempt), "a live run has the zygote"
-        self._worker_pool.assign(attempt_spec, running)
-        return InPlaceMonitor(running, self._worker_pool, self._stop, self._writer, context)
-
-    def _plan_regroup(self, attempt_spec: AttemptSpec) -> RegroupPlan:
-        """Plan the next attempt with the survivors, if any. Waits for one warm spare per dead rank, as far as spares are configured."""
-        if not self._worker_pool or not self._worker_pool.survivors or self._layout.attempt(attempt_spec.attempt).final.exists():
-            return RegroupPlan()
-        supervision, missing = self._config.supervision, attempt_spec.world_size - len(self._worker_pool.steps())
-        spares = self._worker_pool.gather(min(missing, supervision.spares), self._stop, supervision.start_timeout_s)
-        regroup = plan_regroup(self._config, attempt_spec.world_size, self._worker_pool.steps(), spares)
-        if not regroup:
-            self._worker_pool.dismiss()
-        return regroup
 
     def _on_progress(self, progress: Progress) -> None:
         self._ui.progress(progress)
@@ -236,13 +219,12 @@ class Supervisor:
         """
         self._ui.state("stopping" if ended.stopped_by else "dead" if not ended.succeeded else "finishing")
         self._unreconciled = (*self._unreconciled, attempt)
-        if self._worker_pool:
-            self._worker_pool.spares.settle()
-        if not self._regroup.memory:
+        self._recovery.settle()
+        if not self._recovery.regroup.memory:
             grace = self._config.supervision.writer_grace_s
             self._writer.settle(min(STOP_GRACE_S, grace) if ended.stopped_by else grace, self._stop)
-        processes.sweep(processes.of_run(self._layout.root), (*self._writer.pids, *(self._worker_pool.pids if self._worker_pool else ())))
-        if not self._regroup.memory or not self._writer.pids:
+        processes.sweep(processes.of_run(self._layout.root), (*self._writer.pids, *self._recovery.pids))
+        if not self._recovery.regroup.memory or not self._writer.pids:
             for each in self._unreconciled:
                 reconcile_checkpoints(self._layout, each, self._store)
             self._unreconciled = ()
@@ -250,12 +232,12 @@ class Supervisor:
     def _conclude(self, attempt: Attempt, attempt_spec: AttemptSpec, ended: AttemptResult) -> Decision:
         reached = self._layout.attempt(attempt_spec.attempt).final.exists()  # even if a process failed after that
         casualty = ended.exits.first
-        first_step, last_step = steps_of(attempt, step_range(self._layout, attempt_spec.attempt), self._regroup)
+        first_step, last_step = steps_of(attempt, step_range(self._layout, attempt_spec.attempt), self._recovery.regroup)
         resized = (
             ended.succeeded and attempt_spec.until is not None and last_step == attempt_spec.until
         )  # ranks exit with 0 only once that step is durable
         last = self._record_writer.update(
-            outcome=SURVIVED if self._regroup.memory else _outcome(ended, reached, resized),
+            outcome=SURVIVED if self._recovery.regroup.memory else _outcome(ended, reached, resized),
             exit_code=casualty.exit_code if casualty else None if ended.stopped_by or ended.hang else 0,
             signal=casualty.signal if casualty else None,
             rank=casualty.rank if casualty else None,
@@ -270,8 +252,8 @@ class Supervisor:
         record = self._record_writer.record
         planned = frozenset(fired.attempt for fired in read_fired(self._layout))
         decision = decide(charged_attempts(record.attempts, record.sessions), self._config.supervision.max_restarts, ended.rank_error, planned)
-        if self._worker_pool and decision.restart:
-            decision = replace(decision, reason=describe(decision.reason, attempt_spec.world_size, self._regroup))
+        if decision.restart:
+            decision = replace(decision, reason=self._recovery.describe(decision.reason, attempt_spec.world_size))
         if resized and decision.restart:
             self._ui.resized(last)
         elif not reached:

@@ -9,17 +9,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from typing import cast
 
 import torch
 import torch.distributed as dist
 
-from ecrl_cli.checkpoint.capture.rng import restore_rng, seed_rank
+from ecrl_cli.checkpoint.capture.rng import restore_rng
 from ecrl_cli.checkpoint.capture.train_state import Sampler, Stateful, TrainState, pack_state, size_of, unpack_state
 from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.checkpoint.store.checkpoint_log import submitted
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.data.datasets import build_dataset
+from ecrl_cli.data.datasets import build_dataset, held_out_of
 from ecrl_cli.data.loading import describe
 from ecrl_cli.data.order import ResumableGlobalBatchSampler, position
 from ecrl_cli.data.sample_set import SampleSet
@@ -39,21 +40,17 @@ from ecrl_cli.training.optimization import autocast, build_optimizer, build_scal
 from ecrl_cli.training.rendezvous import TcpStoreAddress
 from ecrl_cli.training.session import Session, make_deterministic
 from ecrl_cli.training.train_loop import TrainLoop
-from ecrl_cli.training.train_step import DataParallelTrainStep, FaultTolerantTrainStep, TrainStep, WarmUp, put_back, remembered
+from ecrl_cli.training.train_step import FaultTolerantTrainStep, InPlaceTrainStep, TrainStep, WarmUp, put_back, remembered
 
 Layers = tuple[tuple[str, ...], ...]
 
 
-def write_survivor_report(
-    logs: AttemptLayout, attempt: int, global_step: int, rank: int, peers: FaultTolerantGroup, train_state: TrainState | None
-) -> SurvivorReport:
-    """Write the report, durably. `train_state` None: this rank keeps no state and goes back to a checkpoint with all others."""
-    redone = tuple(peers.redone)
-    layers = layers_of(train_state.model, peers.parameters) if train_state and redone else ()
-    digest = train_state.state_digest() if train_state else ""
-    survivor_report = SurvivorReport(global_step, attempt, rank, peers.alive, redone, layers, digest, monotonic(), wall())
-    write_whole(logs.survivor_report(rank), line_of(survivor_report))
-    return survivor_report
+@dataclass(frozen=True)
+class InterruptedStep:
+    """What became of the step in which peers died, as in a survivor report: what was redone, and the layers by bucket."""
+
+    redone: tuple[RedoneStep, ...] = ()
+    layers: Layers = ()
 
 
 def layers_of(model: torch.nn.Module, buckets: dict[int, list[torch.Tensor]]) -> Layers:
@@ -63,7 +60,7 @@ def layers_of(model: torch.nn.Module, buckets: dict[int, list[torch.Tensor]]) ->
 
 
 def enter(logs: AttemptLayout, survivor_report: SurvivorReport, sampler: ResumableGlobalBatchSampler, world_size: int, cause: str) -> None:
-    """Write the attempt's lost samples: the dead ranks' share of the mini-batch that was finished without them. `cause`: the recovery's name."""
+    """Write the attempt's lost samples: what the update of the interrupted step lacks of its mini-batch. `cause`: the recovery's name."""
     lines = lost_samples(survivor_report.redone, survivor_report.layers, sampler, world_size, cause)
     if lines:
         write_whole(logs.lost_samples(survivor_report.rank), b"".join(map(line_of, lines)))
@@ -72,13 +69,19 @@ def enter(logs: AttemptLayout, survivor_report: SurvivorReport, sampler: Resumab
 def lost_samples(
     redone: Sequence[RedoneStep], layers: Layers, sampler: ResumableGlobalBatchSampler, world_size: int, cause: str
 ) -> list[LostSamples]:
-    """One line for each dead rank: its samples have no influence from the first bucket that was reduced again without it."""
+    """One line for each dead rank: its samples have no influence from the first bucket that was reduced again without it.
+
+    Of a step that was dropped, one line with all its samples.
+    """
     lines = []
     for number, death in enumerate(redone):
         first = min(each.first for each in redone[number:])
         names = [name for bucket in layers[first:] for name in bucket]
         due = ResumableGlobalBatchSampler(sampler.size, sampler.global_batch, sampler.seed)
         due.epoch, due.cursor_step = position(death.global_step, due.steps_per_epoch)
+        if not death.left:
+            lines += lost(death.global_step, map(int, due.window()), names, death.lost, cause)
+            continue
         for rank in death.lost:
             samples = [int(sample) for sample in due.shard(rank, world_size)]
             lines += lost(death.global_step, samples, names, (rank,), cause)
@@ -106,6 +109,7 @@ class CarriedState:
         self.loop: TrainLoop | None = None
         self.ready: WarmTrainer | None = None
         self.data: tuple[SampleSet, DatasetRecord] | None = None
+        self.held_out: SampleSet | None = None
 
 
 class InPlaceSession(Session):
@@ -147,10 +151,11 @@ class InPlaceSession(Session):
     def join(self) -> FaultTolerantGroup:
         address, board = self.rendezvous.store, self.control.heartbeats
         assert address is not None and board is not None, "live recovery is of the zygote's ranks alone"
-        timeout, lossy = timedelta(seconds=self.config.supervision.collective_timeout_s), recovery_of(self.config).loses_samples
+        recovery, timeout = recovery_of(self.config), timedelta(seconds=self.config.supervision.collective_timeout_s)
         if self.carried_over:
             self.train_state = self.reassigned_state()
-        self.peers = FaultTolerantGroup(self.kept.store, address.prefix, self.rank, HeartbeatMembership(board), timeout, lossy=lossy)
+        members, lossy = HeartbeatMembership(board), recovery.finishes_without
+        self.peers = FaultTolerantGroup(self.kept.store, address.prefix, self.rank, members, timeout, lossy=lossy)
         self.peers.form(self.world_size)
         if self.train_state:
             self.train_state.peers = self.peers
@@ -160,11 +165,17 @@ class InPlaceSession(Session):
         """This process's state, with the rank and world size of this attempt."""
         before = self.kept.loop
         assert before is not None
-        return TrainState(*_parts(before.train_state), self.rank, self.world_size, digest=self.config.checkpoint.digest)
+        shared_rng, digest = self.config.elastic.replicas > 0, self.config.checkpoint.digest
+        return TrainState(*_parts(before.train_state), self.rank, self.world_size, shared_rng=shared_rng, digest=digest)
 
     def data(self) -> tuple[SampleSet, DatasetRecord]:
         self.kept.data = self.kept.data or super().data()
         return self.kept.data
+
+    def held_out(self, dataset: SampleSet) -> SampleSet:
+        if self.kept.held_out is None:
+            self.kept.held_out = super().held_out(dataset)
+        return self.kept.held_out
 
     def state(self, record: DatasetRecord) -> tuple[TrainStep, ResumableGlobalBatchSampler, TrainState]:
         ready = self.kept.ready
@@ -172,12 +183,26 @@ class InPlaceSession(Session):
             return self.kept.loop.train_step, self.kept.loop.sampler, self.train_state
         if ready is None or not self.loads:
             return super().state(record)
-        seed_rank(self.config.seed, self.rank, self.order.resume_step)
-        digest = self.config.checkpoint.digest
-        return ready.train_step, ready.sampler, TrainState(*_parts(ready.train_state), self.rank, self.world_size, self.peers, digest=digest)
+        self.seed_generators()
+        shared_rng, digest = self.config.elastic.replicas > 0, self.config.checkpoint.digest
+        train_state = TrainState(*_parts(ready.train_state), self.rank, self.world_size, self.peers, shared_rng, digest)
+        return ready.train_step, ready.sampler, train_state
 
-    def train_step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, record: DatasetRecord) -> DataParallelTrainStep:
-        return build_train_step(self.config, model, optimizer, WarmUp.of(self.config, record, self.device), self.heartbeat)
+    def train_step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, record: DatasetRecord) -> InPlaceTrainStep:
+        return self.in_place_step(self.config, model, optimizer, WarmUp.of(self.config, record, self.device), self.heartbeat)
+
+    @staticmethod
+    def in_place_step(
+        config: RunConfig, model: torch.nn.Module, optimizer: torch.optim.Optimizer, warm_up: WarmUp, heartbeat: HeartbeatWriter
+    ) -> InPlaceTrainStep:
+        """The train step of a rank or of a spare, not yet assigned to a group."""
+        device = warm_up.device
+        scheduler, scaler = (
+            build_scheduler(config.optimizer, optimizer, config.target_steps, config.continued_at),
+            build_scaler(config.precision, device),
+        )
+        parts = (model, optimizer, scheduler, scaler, device, autocast(config.precision, device), heartbeat)
+        return FaultTolerantTrainStep(*parts, warm_up.loss, warm_up=warm_up)
 
     def restore(self, train_state: TrainState) -> TrainPosition:
         if self.order.memory != SURVIVORS:
@@ -218,9 +243,10 @@ class InPlaceSession(Session):
     def load(self) -> TrainLoop:
         loop, board = super().load(), self.control.heartbeats
         self.train_state = loop.train_state
-        assert isinstance(loop.train_step, FaultTolerantTrainStep) and board is not None
-        loop.train_step.assign(self.peers, self.heartbeat, partial(board.store_rank_state, self.rank))
-        loop.train_step.keep_state(loop.global_step, loop.loss)
+        assert board is not None
+        train_step = self.in_place(loop)
+        train_step.assign(self.peers, self.heartbeat, partial(board.store_rank_state, self.rank))
+        train_step.keep_state(loop.global_step, loop.loss)
         loop.checkpoint_owed |= self.order.memory == SURVIVORS and loop.global_step > 0 and not submitted(self.layout, self.order)
         return loop
 
@@ -233,6 +259,7 @@ class InPlaceSession(Session):
         from_memory = recovery_of(self.config).from_memory
         if self.train_state is None and from_memory:
             raise EcrlError("recovery", "a rank died before this one had a state to go on from", "the attempt begins anew", code="no_state")
+        settled = self.settle_step() if self.train_state else InterruptedStep()
         step = self.loop.global_step if self.loop else self.order.resume_step
         if self.loop:
             self.loop.strategy.close()
@@ -240,26 +267,33 @@ class InPlaceSession(Session):
             self.kept.loop, self.kept.ready = self.loop, WarmTrainer(self.loop.train_step, self.loop.sampler, self.loop.train_state)
         self.clock.switch("idle")
         self.clock.close()
-        train_state = self.train_state if from_memory else None
-        survivor_report = write_survivor_report(self.logs, self.order.attempt, step, self.rank, self.peers, train_state)
+        digest = self.train_state.state_digest() if self.train_state and from_memory else ""
+        said = (step, self.order.attempt, self.rank, self.peers.alive, settled.redone, settled.layers, digest)
+        survivor_report = SurvivorReport(*said, monotonic(), wall())
+        write_whole(self.logs.survivor_report(self.rank), line_of(survivor_report))
         if self.loop and survivor_report.redone:
             enter(self.logs, survivor_report, self.loop.sampler, self.world_size, self.config.recovery.name)
         return LeftAttempt(self.rank, os.getpid(), self.order.attempt, step, survivor_report.alive)
+
+    def settle_step(self) -> InterruptedStep:
+        """Decide what becomes of the step that deaths interrupted, on this rank as on every survivor; called once, before it leaves.
+
+        Here nothing is left to decide: the step was finished without the dead ranks, or is rolled back and will be done again.
+        """
+        assert self.train_state
+        redone = tuple(self.peers.redone)
+        return InterruptedStep(redone, layers_of(self.train_state.model, self.peers.parameters) if redone else ())
+
+    @staticmethod
+    def in_place(loop: TrainLoop) -> InPlaceTrainStep:
+        """Its train step, which `in_place_step` made."""
+        return cast(InPlaceTrainStep, loop.train_step)
 
     def leave(self, loop: TrainLoop) -> None:
         """Everything is done and recorded: a peer's death no longer matters."""
         with suppress(PeersLost):
             super().leave(loop)
             self.peers.leave()
-
-
-def build_train_step(
-    config: RunConfig, model: torch.nn.Module, optimizer: torch.optim.Optimizer, warm_up: WarmUp, heartbeat: HeartbeatWriter
-) -> FaultTolerantTrainStep:
-    device = warm_up.device
-    scheduler, scaler = build_scheduler(config.optimizer, optimizer, config.target_steps), build_scaler(config.precision, device)
-    parts = (model, optimizer, scheduler, scaler, device, autocast(config.precision, device), heartbeat)
-    return FaultTolerantTrainStep(*parts, warm_up.loss, warm_up=warm_up)
 
 
 def warmed_up(config: RunConfig, address: TcpStoreAddress) -> CarriedState:
@@ -269,12 +303,15 @@ def warmed_up(config: RunConfig, address: TcpStoreAddress) -> CarriedState:
     dataset = build_dataset(config.dataset)
     record = describe(dataset)
     carried.data = (dataset, record)
+    carried.held_out = held_out_of(dataset) if config.evaluate.every else None
     model = build_model(config.model, record.classes, record.shape)
     optimizer = build_optimizer(config.optimizer, model.parameters())
     warm_up = WarmUp.of(config, record, device)
-    warm_up_model(model, warm_up, config.global_batch // config.world_size)
-    train_step = build_train_step(config, model, optimizer, warm_up, HeartbeatWriter(None, 0))
-    sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed)
+    replicas = config.elastic.replicas
+    warm_up_model(model, warm_up, config.global_batch // (replicas or config.world_size))
+    session: type[InPlaceSession] = recovery_of(config).load_session()
+    train_step = session.in_place_step(config, model, optimizer, warm_up, HeartbeatWriter(None, 0))
+    sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed, replicas)
     carried.ready = WarmTrainer(train_step, sampler, TrainState(model, optimizer, train_step.scheduler, train_step.scaler, sampler, 0, 1))
     return carried
 

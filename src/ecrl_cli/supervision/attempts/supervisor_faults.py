@@ -6,10 +6,9 @@ import os
 from collections.abc import Callable, Mapping
 
 from ecrl_cli.checkpoint.store.store import CheckpointStore
-from ecrl_cli.failures.fault_kind import BetweenAttempts, Victim
+from ecrl_cli.failures.fault_kind import BetweenAttempts, Victim, fault_kind
 from ecrl_cli.failures.fault_log import claim, fired_indices
 from ecrl_cli.failures.plan import pending, read_plan
-from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.linux import processes

@@ -19,16 +19,19 @@ from ecrl_cli.records.run_config import read_run_config, write_run_config
 from ecrl_cli.records.safe_read import MAX_JOURNAL, parsed, read_whole
 from ecrl_cli.records.seal import reopen
 from ecrl_cli.records.survivor_records import SURVIVED
-from ecrl_cli.storage.files import write_json
+from ecrl_cli.storage.files import write_json, write_whole
 from ecrl_cli.supervision.attempts.restart_policy import restarts
 
 
 def refresh_run_config(config: RunConfig, layout: RunLayout) -> None:
     """Reopen a run that is resumed: drop its seal and update config.json with settings that may change without making it another run (such as data
-    paths).
+    paths). Where a finished run goes on to a higher target, the seal of its end is kept under that step.
 
     Only while holding the run's lock.
     """
+    before = read_run_config(layout).config
+    if config.continued_at and config.continued_at != before.continued_at and layout.seal.exists():
+        write_whole(layout.earlier_seal(before.target_steps), layout.seal.read_bytes())
     reopen(layout)
     if read_run_config(layout).config != replace(config, run_dir=""):
         write_run_config(layout, config)
@@ -40,7 +43,7 @@ class SupervisorRecordWriter:
     def __init__(self, layout: RunLayout, run_id: str, target_steps: int) -> None:
         self._layout = layout
         empty = SupervisorRecord(SCHEMA_VERSION, run_id, target_steps, "running", 0, (), ())
-        self.record = read_record(layout) if layout.supervisor.exists() else empty
+        self.record = replace(read_record(layout), target_steps=target_steps) if layout.supervisor.exists() else empty
 
     @property
     def session(self) -> int:

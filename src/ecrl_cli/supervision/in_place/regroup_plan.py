@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from ecrl_cli.config.codec import encode
+from ecrl_cli.config.elastic import fits
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import plural
@@ -51,7 +52,7 @@ def plan_regroup(config: RunConfig, world_size: int, left: Mapping[int, int], sp
         return RegroupPlan(because=f"the survivors left behind different steps ({', '.join(f'rank {r}: {s}' for r, s in sorted(left.items()))})")
     if len(filled) < len(dead) and not recovery.shrinks:
         return RegroupPlan(because=f"{len(dead)} died and {plural(len(filled), 'spare')} stood by")
-    if recovery.shrinks and config.global_batch % len(places):
+    if recovery.shrinks and not fits(config, len(places)):
         return RegroupPlan(because=f"{plural(len(places), 'rank')} cannot share global_batch {config.global_batch} equally")
     memory = SURVIVORS if recovery.from_memory else ""
     return RegroupPlan(next(iter(left.values())), memory, places, _ranks(places, filled))

@@ -12,7 +12,7 @@ from typing import Protocol
 from ecrl_cli.config.launchers import launcher_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
-from ecrl_cli.failures.registry import fault_kind
+from ecrl_cli.failures.fault_kind import fault_kind
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.namespaces import private_command

@@ -28,7 +28,7 @@ from ecrl_cli.linux import processes
 from ecrl_cli.linux.namespaces import private_command
 from ecrl_cli.linux.pdeathsig import mortal_command
 from ecrl_cli.supervision.launch.child_environment import child_environment
-from ecrl_cli.supervision.launch.launcher import GONE_WITHIN_S, LaunchSpec, RankExit, RankExits, RankProcess, RankTable, RunningAttempt
+from ecrl_cli.supervision.launch.launcher import GONE_WITHIN_S, LaunchSpec, RankExit, RankExits, RankTable, RunningAttempt
 from ecrl_cli.supervision.launch.slurm_allocation import slurm_environment, srun
 
 AGENT = "ecrl_cli.supervision.launch.torchrun_main"
@@ -129,7 +129,7 @@ class TorchrunAttempt(AgentAttempt):
         for rank in self._ranks.newly_over():
             # None: the agent has reaped it. Then the agent's exit code or its table of failures tells how it ended.
             rank.status = processes.peek(rank.pid, rank.pidfd)
-        self._ranks.notice([r.exit() for r in self._ranks.known.values() if _bad(r)])
+        self._ranks.notice([r.exit() for r in self._ranks.known.values() if r.over and r.status not in (None, 0)])
         if not self._agent_over and processes.ended(self._agent_fd):
             self._agent_over = True
             self._notice_agent()
@@ -183,10 +183,6 @@ def first_failure(output: str) -> RankExit | None:
     """The root cause that torchrun printed; used if it reaped a rank before the supervisor could read its status."""
     found = _FAILED_RANK.search(root_cause(output))
     return as_exit(int(found[1]), int(found[3]), int(found[2])) if found else None
-
-
-def _bad(rank: RankProcess) -> bool:
-    return rank.over and rank.status not in (None, 0)
 
 
 class NodesAttempt(AgentAttempt):

@@ -18,8 +18,9 @@ from ecrl_cli.records.heartbeat_table import PHASES, Heartbeat
 RECENT = 100  # number of step times kept
 _DONE = PHASES.index("logging")  # from this phase on, the step itself is done
 SAVING = ("saving", "flushing", "done")  # phases in which one system call, or one hash, may take longer than many steps
+_BESIDE_STEPS = ("evaluating", *SAVING)  # time that says nothing about how long a step takes
 _STOPPED = {"T": "stopped", "t": "held by a debugger", "D": "stuck in the kernel (state D)"}
-_COLLECTIVE = ("backward", "saving", "rendezvous")
+_COLLECTIVE = ("backward", "evaluating", "saving", "rendezvous")
 
 FACTOR, FLOOR_S = 2.0, 0.02
 IN_A_ROW = 5  # observations, without the first steps of an attempt, which warm up
@@ -120,13 +121,13 @@ class HangDetector:
         return max(self._steps, default=0.0)
 
     def _learn(self, now: float, ranks: Sequence[Heartbeat]) -> None:
-        """Measure the time from one step that all ranks have done to the next, without saves (which may take any time) and without time between
-        late checks.
+        """Measure the time from one step that all ranks have done to the next, without saves and evaluations (which may take any time) and without
+        time between late checks.
         """
         done = min(steps_done(beat) for beat in ranks)
         self._spent_s += min(now - self._checked_at, self._limits.counted_s)
         self._checked_at = now
-        if any(beat.phase in SAVING for beat in ranks):
+        if any(beat.phase in _BESIDE_STEPS for beat in ranks):
             self._done, self._spent_s = max(done, self._done), 0.0
         elif done > self._done:
             if self._done > self._first:  # the first step of an attempt warms up

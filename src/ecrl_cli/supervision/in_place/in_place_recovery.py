@@ -1,17 +1,24 @@
-"""Monitors an attempt with in-place recovery: when ranks die, the survivors are notified, leave the attempt together and wait for the next one."""
+"""What of an attempt goes on in the next one: nothing (`RestartAll`), or the ranks that outlive a failure and warm spares (`InPlaceRecovery`)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+from ecrl_cli.config.recoveries import recovery_of
+from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.messages import Hello, LeftAttempt, SpareReady
+from ecrl_cli.records.heartbeat_table import HeartbeatTable
+from ecrl_cli.records.messages import AttemptSpec, Hello, LeftAttempt, SpareReady
 from ecrl_cli.supervision.attempts.restart_policy import INCURABLE
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
+from ecrl_cli.supervision.in_place.regroup_plan import RegroupPlan, describe, plan_regroup
 from ecrl_cli.supervision.in_place.worker_pool import WorkerPool
+from ecrl_cli.supervision.launch.launcher import RunningAttempt
 from ecrl_cli.supervision.launch.zygote import ZygoteAttempt
+from ecrl_cli.supervision.resume import CheckpointPrevalidator
 from ecrl_cli.supervision.watch.attempt_monitor import AttemptMonitor, AttemptResult, wake
-from ecrl_cli.supervision.watch.control_server import Connection, Message
+from ecrl_cli.supervision.watch.control_server import Connection, ControlServer, Message
 from ecrl_cli.supervision.watch.graceful_stop import stepping
 from ecrl_cli.supervision.watch.watchdog import Sidecar, WatchdogContext
 
@@ -98,3 +105,85 @@ class InPlaceMonitor(AttemptMonitor):
                 self._detach(connection)
                 self._workers.spares.keep(connection)
         super()._close()
+
+
+class RestartAll:
+    """Every attempt begins with new processes. The supervisor calls its methods in this order, once per attempt.
+
+    `regroup`: the plan of the next attempt; empty if none of its processes are left from the attempt before.
+    """
+
+    regroup = RegroupPlan()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes that wait for the next attempt."""
+        return ()
+
+    def choose(self, spec: AttemptSpec, heartbeats: HeartbeatTable) -> tuple[int, ...]:
+        """The pids by rank of the processes that the attempt takes over; empty if all are to be launched."""
+        return ()
+
+    def monitor(
+        self, running: RunningAttempt, listener: ControlServer, stop: StopSignals, sidecar: Sidecar | None, context: WatchdogContext
+    ) -> AttemptMonitor:
+        """The monitor of the launched attempt."""
+        return AttemptMonitor(running, context.attempt_spec.attempt, listener, stop, sidecar, context)
+
+    def plan_next(self, spec: AttemptSpec, stop: StopSignals, *, reached: bool) -> None:
+        """The attempt has ended: set `regroup`. `reached`: the run has reached its target."""
+
+    def settle(self) -> None:
+        """Return once every process of the run that the next attempt may use is among `pids`."""
+
+    def describe(self, death: str, world_size: int) -> str:
+        """What happened and who goes on, as a short text."""
+        return death
+
+    def close(self) -> None:
+        """End all processes that wait."""
+
+
+class InPlaceRecovery(RestartAll):
+    """Survivors wait for the next attempt, and so do warm spares. `tell`: prints one line for the user. `prevalidator`: started when a rank dies,
+    if the survivors then load a checkpoint."""
+
+    def __init__(self, config: RunConfig, listener: ControlServer, tell: Callable[[str], None], prevalidator: CheckpointPrevalidator) -> None:
+        self._config = config
+        loads = not recovery_of(config).from_memory
+        self._workers = WorkerPool(listener, config.supervision.spares, tell, prevalidator if loads else None)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return self._workers.pids
+
+    def choose(self, spec: AttemptSpec, heartbeats: HeartbeatTable) -> tuple[int, ...]:
+        heartbeats.set_members(spec.world_size)
+        return self._workers.choose(spec.origins, spec.joined)
+
+    def monitor(
+        self, running: RunningAttempt, listener: ControlServer, stop: StopSignals, sidecar: Sidecar | None, context: WatchdogContext
+    ) -> AttemptMonitor:
+        assert isinstance(running, ZygoteAttempt), "a live run has the zygote"
+        self._workers.assign(context.attempt_spec, running)
+        return InPlaceMonitor(running, self._workers, stop, sidecar, context)
+
+    def plan_next(self, spec: AttemptSpec, stop: StopSignals, *, reached: bool) -> None:
+        """Plans with the survivors, if any. Waits for one warm spare per dead rank, as far as spares are configured."""
+        self.regroup = RegroupPlan()
+        if reached or not self._workers.survivors:
+            return
+        supervision, missing = self._config.supervision, spec.world_size - len(self._workers.steps())
+        spares = self._workers.gather(min(missing, supervision.spares), stop, supervision.start_timeout_s)
+        self.regroup = plan_regroup(self._config, spec.world_size, self._workers.steps(), spares)
+        if not self.regroup:
+            self._workers.dismiss()
+
+    def settle(self) -> None:
+        self._workers.spares.settle()
+
+    def describe(self, death: str, world_size: int) -> str:
+        return describe(death, world_size, self.regroup)
+
+    def close(self) -> None:
+        self._workers.close()
