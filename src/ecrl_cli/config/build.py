@@ -28,6 +28,8 @@ def build(composed: Mapping[str, Any], typed: frozenset[str] = frozenset(), say:
     Raises ConfigError.
     """
     config = convert(RunConfig, plain(composed))
+    if config.continued_at:
+        raise ConfigError("continued_at", "is recorded by ECRL when a finished run is given a higher target", "leave it out, and raise target_steps")
     if "model.name" in typed and config.model.name.startswith("resnet") and "model.width" not in typed:
         raise ConfigError("model.name", "names a ResNet without its width", f"write model={config.model.name}")
     # Which packages are installed is looked up only for a name that is not built in: it takes several times as long as all else here.

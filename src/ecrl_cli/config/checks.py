@@ -44,6 +44,12 @@ def _geometry(config: RunConfig) -> None:
         raise ConfigError("global_batch", f"{batch} is not divisible by world size {ranks}", f"use {ways}")
 
 
+def _legs(config: RunConfig) -> None:
+    reached = (*config.continued_at, config.target_steps)
+    if any(after <= before for before, after in itertools.pairwise(reached)):
+        raise ConfigError("continued_at", f"must be strictly increasing and below target_steps, got {list(reached)}")
+
+
 def _replicas(batch: int, replicas: int) -> None:
     """ConfigError unless all replicas are equally large: otherwise the mean of their means is not the mean of the batch."""
     if batch % replicas:
@@ -201,4 +207,4 @@ def _check_entry(entry: Entry, config: RunConfig) -> None:
         raise refused(text, f"rank {missing[0]} does not exist with {plural(ranks, 'rank')}", f"use 0 to {ranks - 1}")
 
 
-_RULES = (_names, _geometry, _variants, _nodes, _schedule, _learning_rate, _checkpoints, _write_mode, _storage, check_failures, _supervision)
+_RULES = (_names, _legs, _geometry, _variants, _nodes, _schedule, _learning_rate, _checkpoints, _write_mode, _storage, check_failures, _supervision)

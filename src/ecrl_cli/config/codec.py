@@ -79,10 +79,18 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         return _decode_union(arguments, value, where)
     if origin is tuple:
-        return tuple(_decode(arguments[0], item, where) for item in _expect(list, value, where))
+        items = _expect(list, value, where)
+        return tuple(items) if _all_plain(arguments[0], items) else tuple(_decode(arguments[0], item, where) for item in items)
     if origin is dict:
         return {_key(arguments[0], key, where): _decode(arguments[1], item, f"{where}.{key}") for key, item in _expect(dict, value, where).items()}
     return value if kind is Any else _scalar(kind, value, where)
+
+
+def _all_plain(kind: Any, items: list[Any]) -> bool:
+    """Whether every item is a `kind` that needs neither conversion nor a further check: a manifest has a sum for every chunk."""
+    if kind is int:
+        return all(type(item) is int and -WHOLE <= item <= WHOLE for item in items)
+    return kind in (str, float, bool) and all(type(item) is kind for item in items)
 
 
 def _key(kind: Any, key: str, where: str) -> Any:

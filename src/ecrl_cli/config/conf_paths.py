@@ -1,16 +1,20 @@
-"""Locates the configuration files: ECRL's own, beside the package in a wheel or at the top of the repository in a checkout, and those of
-installed packages.
+"""Locates the configuration files: ECRL's own, beside the package in a wheel or at the top of the repository in a checkout, those of installed
+packages, and the user's, which are checked before Hydra reads them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from ecrl_cli.errors import ConfigError
+from ecrl_cli.errors import ConfigError, shown
 
+_MAX_FILE_BYTES = 2**20
+_NO_VALUE = re.compile(r":\s*\?\?\?\s*(#.*)?$")
+_ALIAS, _MAX_ALIASES = re.compile(r"(?:^|[\s\[{,:-])\*[\w-]+"), 16  # aliases of aliases double with each line
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CANDIDATES = (_PACKAGE / "conf", _PACKAGE.parents[1] / "conf")
 
@@ -36,6 +40,36 @@ def _folder_of(point: EntryPoint) -> Path:
             return Path(folder).absolute()
     fact = f"the entry point {point.name!r} names {point.value!r}, which is no package in a folder"
     raise ConfigError("ecrl.configs", fact, "mend the package that installed it, or remove it")
+
+
+def user_folders(search: Sequence[str]) -> list[Path]:
+    """The folders among `search`; ConfigError for one that does not exist or holds unreadable files."""
+    folders = [Path(path.removeprefix("file://")).expanduser() for path in search if not path.startswith("pkg://")]
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError("--config-dir", f"{folder} is not a folder", "name one that holds your YAML files")
+        for file in [*folder.glob("*.y*ml"), *folder.glob("*/*.y*ml"), *folder.glob("*/*/*.y*ml")]:
+            _check_file(file)
+    return folders
+
+
+def _check_file(file: Path) -> None:
+    if not file.is_file():
+        raise ConfigError(str(file), "is not a regular file", "take it out of the folder")
+    size = file.stat().st_size
+    if size > _MAX_FILE_BYTES:
+        raise ConfigError(str(file), f"has {size} bytes, a configuration file at most {_MAX_FILE_BYTES}", "is this the right folder?")
+    try:
+        file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        column = error.start - error.object.rfind(b"\n", 0, error.start)
+        raise ConfigError(f"{file}:{line}:{column}", f"is not UTF-8 ({shown(hex(error.object[error.start]))})", "save it as UTF-8") from error
+    if (aliases := len(_ALIAS.findall(file.read_text(encoding="utf-8")))) > _MAX_ALIASES:
+        raise ConfigError(str(file), f"has {aliases} aliases (*name), at most {_MAX_ALIASES} are read", "write the values themselves")
+    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if _NO_VALUE.search(text):
+            raise ConfigError(f"{file}:{number}", "has no value (???)", "give it one or take the line out")
 
 
 def groups(folders: Sequence[Path]) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from ecrl_cli.config.schema import RunConfig
 # Where a run and its data are does not change what it computes; names are labels. A schedule has been converted to `failure.steps`.
 NOT_IDENTITY = (
     *("run_dir", "private", "suite_name", "dataset.root", "dataset.download", "scale", "schedule"),
-    *("supervision.writer_grace_s", "supervision.master_port", "supervision.disk_interval_s"),
+    *("supervision.writer_grace_s", "supervision.master_port", "supervision.disk_interval_s", "supervision.scrub_every_s"),
     *("checkpoint.hmac_key_file", "checkpoint.finite", "checkpoint.digest"),
     "tracker",  # what is shown elsewhere
     "seal",  # signing of the records
@@ -24,12 +24,12 @@ NOT_IDENTITY = (
 # Runs that must end in the same state share a reference id: failures, checkpoints and recovery are not part of it.
 NOT_REFERENCE = (
     *(*NOT_IDENTITY, "failure", "checkpoint", "write_mode", "storage", "recovery", "supervision", "elastic.schedule", "variant"),
-    "state_digests",
+    *("state_digests", "evaluate"),
 )
 
 # Keys added by a version, with the earlier behaviour: with that value, a configuration has the id that earlier versions recorded.
-BEFORE = {"ddp": {"find_unused_parameters": True}, "task": {"name": "classification"}}
-BEFORE_IN = {"checkpoint": {"capture": "copy"}}  # likewise, of a group that there was
+BEFORE = {"ddp": {"find_unused_parameters": True}, "task": {"name": "classification"}, "evaluate": {"every": 0, "batch": 256}, "continued_at": []}
+BEFORE_IN: dict[str, dict[str, Any]] = {"checkpoint": {"capture": "copy"}, "dataset": {"held_out": 0}}  # likewise, of a group that there was
 BEFORE_DIGEST = "sha256"  # checkpoint.digest of the versions that had no such key
 
 
@@ -44,12 +44,21 @@ def reference_id(config: RunConfig) -> str:
 
 
 def run_id_of(recorded: dict[str, Any]) -> str:
-    """`run_id` of a configuration from config.json, of any version: keys added later are missing from it."""
-    return _digest(_without(_as_before(recorded), NOT_IDENTITY))
+    """`run_id` of a configuration from config.json, of any version: keys added later are missing from it. A run that goes on to a higher target stays
+    the run that it was: its id has the first."""
+    first = recorded.get("continued_at") or []
+    begun = {**recorded, "target_steps": first[0], "continued_at": []} if first else recorded
+    return _digest(_without(_as_before(begun), NOT_IDENTITY))
 
 
 def reference_id_of(recorded: dict[str, Any]) -> str:
-    """`reference_id`, likewise. States hashed differently cannot be compared, so runs with another checkpoint.digest have another reference."""
+    """`reference_id`, likewise. States hashed differently cannot be compared, so runs with another checkpoint.digest have another reference.
+
+    Where the learning rate does not depend on the number of steps, a run that was continued must end as one planned for all its steps.
+    """
+    optimizer = recorded.get("optimizer", {})
+    if recorded.get("continued_at") and optimizer.get("lr") == optimizer.get("min_lr"):
+        recorded = {**recorded, "continued_at": []}
     leave_out = NOT_REFERENCE + (("world_size",) if recorded.get("elastic", {}).get("replicas") else ())
     digest = recorded.get("checkpoint", {}).get("digest", BEFORE_DIGEST)
     hashed = {} if digest == BEFORE_DIGEST else {"digest": digest}

@@ -19,7 +19,7 @@ LIMITS: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("target_steps", "global_step", "first_step", "last_step", "resumed_from_step", "resume_step", "until"), (0, STEPS)),
     **dict.fromkeys(("max_step_seen", "committed_steps", "replayed_steps", "at_step", "max_restarts"), (0, STEPS)),
     **dict.fromkeys(("world_size", "ranks", "replicas", "nodes", "spares"), (0, RANKS)),
-    **dict.fromkeys(("size", "dataset_size", "global_batch"), (0, SAMPLES)),
+    **dict.fromkeys(("size", "dataset_size", "global_batch", "samples", "held_out"), (0, SAMPLES)),
     **dict.fromkeys(("attempt", "continues"), (-1, STEPS)),
 }
 

@@ -25,9 +25,12 @@ class RecoveryKind:
     `exact`: the run must follow the trajectory of a run without failures; verify compares it with a reference, and `ecrl train` trains one.
     `from_memory`: survivors continue from the state in their memory. Each leaves a survivor report, and verify checks the next attempt
     against it. Otherwise all ranks resume from a checkpoint.
-    `loses_samples`: the step in which ranks die is finished without their samples. Survivors record the lost samples, and verify compares these
-    records with what was applied; any other recovery must apply every sample.
+    `loses_samples`: the step in which ranks die is counted without some of its samples: the dead ranks', or with `drops_step` all. Survivors
+    record the lost samples, and verify compares these records with what was applied; any other recovery must apply every sample.
+    `drops_step`: that step changes nothing: survivors go on from the state before it, behind it.
     `shrinks`: without enough spares, fewer ranks continue. `needs_spares`: refused without spares.
+    `needs_replicas`: refused without `elastic.replicas`, which make a step independent of the number of ranks; any other recovery in which
+    survivors stay is refused with them.
     `session`: "module:attribute" of the session class of surviving ranks; used where they keep running (`survivors_stay`).
     """
 
@@ -36,13 +39,20 @@ class RecoveryKind:
     exact: bool = True
     from_memory: bool = False
     loses_samples: bool = False
+    drops_step: bool = False
     shrinks: bool = False
     needs_spares: bool = False
+    needs_replicas: bool = False
     session: str = "ecrl_cli.training.in_place_session:InPlaceSession"
 
     def survivors_stay(self, spares: int) -> bool:
         """Whether surviving ranks keep running: to continue from memory, or to resume from a checkpoint together with `spares`."""
         return self.from_memory or spares > 0
+
+    @property
+    def finishes_without(self) -> bool:
+        """Whether survivors finish the step in which ranks die, without the dead ranks' samples."""
+        return self.loses_samples and not self.drops_step
 
     def load_session(self) -> Any:
         """Imports the class `session` (and torch)."""
@@ -59,8 +69,11 @@ class RecoveryKind:
         if not launcher_of(config).in_place:
             able = " or ".join(name for name in LAUNCHERS.builtin if LAUNCHERS.of(name).in_place)
             raise ConfigError(key, f"{who} needs supervision.launcher={able}, got {supervision.launcher}", f"add supervision={able}")
-        if config.elastic.replicas:
-            raise ConfigError(key, f"{who} and elastic.replicas cannot be combined", "leave one of them out")
+        if config.elastic.replicas and not self.needs_replicas:
+            raise ConfigError(key, f"{who} and elastic.replicas cannot be combined", "leave one of them out, or use recovery=redistribute")
+        if self.needs_replicas and not config.elastic.replicas:
+            remedy = f"add elastic.replicas={config.world_size} or a multiple of it"
+            raise ConfigError(key, f"{who} needs elastic.replicas: without them fewer ranks would add gradients in another order", remedy)
         if config.elastic.schedule:
             raise ConfigError(key, f"{who} and a planned change of the world size cannot be combined", "leave elastic.schedule out")
         if config.device == "cuda" or config.backend == "nccl":
@@ -90,8 +103,27 @@ LOSSY_FORWARD = RecoveryKind(
     loses_samples=True,
     shrinks=True,
 )
+REDISTRIBUTE = RecoveryKind(
+    name="redistribute",
+    description="the survivors compute the interrupted mini-batch among themselves, the dead ranks' replicas too (elastic.replicas): the same bits",
+    from_memory=True,
+    shrinks=True,
+    needs_replicas=True,
+    session="ecrl_cli.training.redistribute_session:RedistributeSession",
+)
+SKIP = RecoveryKind(
+    name="skip",
+    description="the survivors drop the interrupted mini-batch and go on from the state before it, fewer, or with spares as many as before",
+    exact=False,
+    from_memory=True,
+    loses_samples=True,
+    drops_step=True,
+    shrinks=True,
+    session="ecrl_cli.training.skip_session:SkipSession",
+)
 
-RECOVERIES = VariantRegistry("recovery", "ecrl.recoveries", RecoveryKind, (CHECKPOINT_RESTART, IMMEDIATE_ROLLBACK, LOSSY_FORWARD))
+_BUILTIN = (CHECKPOINT_RESTART, IMMEDIATE_ROLLBACK, LOSSY_FORWARD, REDISTRIBUTE, SKIP)
+RECOVERIES = VariantRegistry("recovery", "ecrl.recoveries", RecoveryKind, _BUILTIN)
 
 
 def recovery_of(config: RunConfig) -> RecoveryKind:

@@ -63,6 +63,9 @@ class DatasetConfig:
     """`root`: a folder with one subfolder per data set. `checksum`: official MD5 sums, or none. `augment`: crop and flip.
 
     `size`, `classes`, `image_size`, `channels` describe `fake` (and `image_size` what `imagefolder` resizes to).
+
+    `held_out`: so many samples, drawn by the size alone (the same for every seed), are not trained on: they take the place of the data set's own
+    held-out samples, or make some where it has none. 0: all of the training set is trained on.
     """
 
     name: str = one_of("digits", DATASETS, "ecrl.datasets")
@@ -74,6 +77,7 @@ class DatasetConfig:
     classes: int = at_least(10, 2)
     image_size: int = at_least(32, 8)
     channels: int = at_least(3, 1)
+    held_out: int = at_least(0, 0)
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,16 @@ class TaskConfig:
     """What is learnt: the loss of a batch, and what a sample is (config/tasks.py)."""
 
     name: str = variant("classification", TASKS)
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Quality on held-out data, by the measures of the task. `every`: after each so many steps, and at the target; 0: never, so that no run pays for
+    what it did not ask for. `batch`: samples of one forward pass, whatever the number of ranks.
+    """
+
+    every: int = at_least(0, 0)
+    batch: int = at_least(256, 1)
 
 
 @dataclass(frozen=True)
@@ -219,7 +233,8 @@ class ElasticConfig:
 class SupervisionConfig:
     """`writer_grace_s`: how long a writer may finish its queue after its rank has died. `collective_timeout_s`: of gloo and NCCL.
 
-    `disk_interval_s`: interval of the disk samples in disk.jsonl; 0: none.
+    `disk_interval_s`: interval of the disk samples in disk.jsonl; 0: none. `scrub_every_s`: the seconds between two scrubs of all checkpoints while
+    the run goes on, in scrub.jsonl; 0: none.
     `nodes`: how many nodes of a Slurm allocation share the ranks equally. `on_node_loss`: if too few respond, Slurm is asked to requeue the
     job, or fewer ranks continue.
     `hang_timeout_s`, `hang_factor`: a rank hangs if it makes no progress for `hang_factor` times the longest step seen, at least
@@ -234,6 +249,7 @@ class SupervisionConfig:
     collective_timeout_s: float = field(default=300.0, metadata={"minimum": 1.0})
     master_port: int = at_least(0, 0)
     disk_interval_s: float = at_least(0.0, 0.0)
+    scrub_every_s: float = at_least(0.0, 0.0)
     nodes: int = at_least(1, 1)
     on_node_loss: str = one_of("requeue", NODE_LOSSES)
     hang_timeout_s: float = field(default=30.0, metadata={"minimum": 1.0})
@@ -293,10 +309,13 @@ class RunConfig:
 
     `state_digests`: each rank logs digests of its state after every step (true), never (false), or as often as costs at most 1% of a step (auto,
     measured). A bool in configurations recorded by earlier versions.
+
+    `continued_at`: the targets that the run had reached before it was given a higher one, ascending; ECRL sets it (`config.legs`).
     """
 
     seed: int = field(default=1337, metadata={"minimum": 0, "maximum": 2**63 - 1})
     target_steps: int = at_least(1600, 1)
+    continued_at: tuple[int, ...] = field(default=(), metadata={"minimum": 1})
     global_batch: int = at_least(256, 1)
     world_size: int = at_least(2, 1)
     threads: int = at_least(1, 1)
@@ -311,6 +330,7 @@ class RunConfig:
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     ddp: DdpConfig = field(default_factory=DdpConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

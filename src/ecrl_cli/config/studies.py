@@ -299,7 +299,7 @@ class MiniBatchFailure:
     name: str = "mini-batch-failure"
     scale: str = field(default="small", metadata={"choices": ("small", "paper", "smoke")})
     applications: tuple[str, ...] = some_of(("resnet50", "nt3"))
-    strategies: tuple[str, ...] = some_of(("checkpoint_restart", "immediate_rollback", "consistent_rollback", "lossy_forward", "skip"))
+    strategies: tuple[str, ...] = some_of(("checkpoint_restart", "half_updated_rollback", "consistent_rollback", "lossy_forward", "skip"))
     percents: tuple[int, ...] = some_counts((25, 50, 75), 0, 99)
     survivors: tuple[int, ...] = some_counts((2, 3, 4, 5, 6), 1, 1023)
     replicas: int = field(default=8, metadata={"minimum": 2, "below": 1025})

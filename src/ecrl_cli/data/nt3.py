@@ -9,7 +9,7 @@ import pandas as pd
 from ecrl_cli.config.schema import DatasetConfig
 from ecrl_cli.data import preflight
 from ecrl_cli.data.preflight import NT3_FILES
-from ecrl_cli.data.sample_set import ArraySet, DatasetInfo
+from ecrl_cli.data.sample_set import ArraySet, DatasetInfo, SampleSet
 from ecrl_cli.errors import DatasetError
 
 CLASSES = 2
@@ -28,6 +28,10 @@ class NT3WithIDs(ArraySet):
         scaled = profiles[index] / np.where(peaks > 0, peaks, np.float32(1))
         traits = DatasetInfo("nt3", CLASSES, (1, 1, scaled.shape[1]), mean=(0.0,), std=(1.0,), peak=1, flip=False)
         super().__init__(traits, scaled.reshape(-1, 1, 1, scaled.shape[1]), labels[index])
+        self._config, self._split = config, split
+
+    def held_out(self) -> SampleSet | None:
+        return NT3WithIDs(self._config, "test") if self._split == "train" else None
 
 
 def _read(config: DatasetConfig, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:

@@ -142,7 +142,21 @@ def check(dataset: DatasetConfig) -> None:
 
 
 def known_size(dataset: DatasetConfig) -> int | None:
-    """Number of training samples, where known without reading them; else None."""
+    """Number of training samples, where known without reading them; else None. DatasetError if dataset.held_out leaves none."""
+    size = _whole_size(dataset)
+    if dataset.held_out and size is not None and dataset.held_out >= size:
+        fact = f"{dataset.held_out} of the {size} samples of {dataset.name} leave nothing to train on"
+        raise DatasetError("dataset.held_out", fact, f"use less than {size}")
+    return None if size is None else size - dataset.held_out
+
+
+def without_held_out(dataset: DatasetConfig) -> bool:
+    """Whether it is known, without reading the data, that there is nothing to measure quality on."""
+    none = dataset.name == "digits" or (dataset.name == "imagefolder" and held_out_images(dataset) is None)
+    return none and not dataset.held_out
+
+
+def _whole_size(dataset: DatasetConfig) -> int | None:
     if dataset.name == "digits":
         return DIGITS_SIZE
     if dataset.name == "fake":
@@ -163,6 +177,12 @@ def image_folder(dataset: DatasetConfig) -> Path:
     """The folder that holds one folder per class: root/imagefolder, or its `train` where there is one."""
     train = home(dataset) / "train"
     return train if train.is_dir() else home(dataset)
+
+
+def held_out_images(dataset: DatasetConfig) -> Path | None:
+    """root/imagefolder/val, where it stands beside `train`; else None."""
+    folder = home(dataset) / "val"
+    return folder if folder.is_dir() and image_folder(dataset) != home(dataset) else None
 
 
 def tiny_folder(dataset: DatasetConfig) -> Path:

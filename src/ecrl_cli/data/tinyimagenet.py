@@ -25,9 +25,14 @@ class TinyImageNetWithIDs(SampleSet):
         wnids = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
         self._samples = _training(folder, wnids) if split == "train" else _validation(folder, wnids)
         self.traits = DatasetInfo("tinyimagenet", len(wnids), (3, SIDE, SIDE), MEAN, STD)
+        self._config, self._split = config, split
 
     def __len__(self) -> int:
         return len(self._samples)
+
+    def held_out(self) -> SampleSet | None:
+        """The official validation images."""
+        return TinyImageNetWithIDs(self._config, "val") if self._split == "train" else None
 
     def fetch(self, ids: Ids) -> tuple[Pixels, Labels]:
         chosen = [self._samples[int(sample_id)] for sample_id in ids]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,17 +25,24 @@ def _without_sums(loader: Any) -> Any:
 
 
 class CIFAR10WithIDs(ArraySet):
-    """The 50,000 training images, or as many as the copy has (with `checksum=none` it is unpickled unchecked: use only a trusted copy)."""
+    """The 50,000 training images, or as many as the copy has (with `checksum=none` it is unpickled unchecked: use only a trusted copy).
+
+    Held out: the official test images.
+    """
 
     loader: Any = _without_sums(datasets.CIFAR10)
     look = DatasetInfo("cifar10", classes=10, shape=(3, 32, 32), mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
 
-    def __init__(self, config: DatasetConfig) -> None:
+    def __init__(self, config: DatasetConfig, *, train: bool = True) -> None:
         preflight.check(config)
-        inner = _read_cifar(self.loader, config)
+        self._config, self._train = config, train
+        inner = _read_cifar(self.loader, config, train)
         labels = np.array(inner.targets, dtype=np.int64)
         _check_labels(config, len(inner.data), labels, self.look.classes)
         super().__init__(self.look, np.ascontiguousarray(inner.data.transpose(0, 3, 1, 2)), labels)
+
+    def held_out(self) -> SampleSet | None:
+        return type(self)(self._config, train=False) if self._train else None
 
 
 class CIFAR100WithIDs(CIFAR10WithIDs):
@@ -44,10 +52,10 @@ class CIFAR100WithIDs(CIFAR10WithIDs):
     look = DatasetInfo("cifar100", classes=100, shape=(3, 32, 32), mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762))
 
 
-def _read_cifar(loader: Any, config: DatasetConfig) -> Any:
+def _read_cifar(loader: Any, config: DatasetConfig, train: bool) -> Any:
     folder = preflight.home(config)
     try:
-        return loader(folder, train=True)
+        return loader(folder, train=train)
     except Exception as error:  # unpickling a damaged file may raise anything
         raise DatasetError("dataset.root", f"{folder} cannot be read ({type(error).__name__}: {error})", "restore the files") from error
 
@@ -78,14 +86,27 @@ class _ReadOneByOne(SampleSet):
 class ImageFolderWithIDs(_ReadOneByOne):
     """root/imagefolder/CLASS/... (or root/imagefolder/train/CLASS/...), every image resized to `image_size` square, read on demand.
 
-    A sample id is the index in torchvision's order: classes by name, files by path.
+    A sample id is the index in torchvision's order: classes by name, files by path. Held out: root/imagefolder/val/CLASS/... beside train/.
     """
 
-    def __init__(self, config: DatasetConfig) -> None:
+    def __init__(self, config: DatasetConfig, folder: Path | None = None) -> None:
         preflight.check(config)
-        side = config.image_size
-        self._inner = datasets.ImageFolder(str(preflight.image_folder(config)), transform=transforms.Resize((side, side)))
+        side, self._config, self._held_out = config.image_size, config, folder is None
+        self._inner = datasets.ImageFolder(str(folder or preflight.image_folder(config)), transform=transforms.Resize((side, side)))
         self.traits = DatasetInfo("imagefolder", len(self._inner.classes), (3, side, side), IMAGENET_MEAN, IMAGENET_STD)
+
+    def held_out(self) -> SampleSet | None:
+        """DatasetError if its classes are not those of the training images."""
+        folder = preflight.held_out_images(self._config) if self._held_out else None
+        if folder is None:
+            return None
+        try:
+            found = ImageFolderWithIDs(self._config, folder)
+        except FileNotFoundError as error:  # torchvision's, for a class without images
+            raise DatasetError("dataset.root", f"{folder}: {error}", "put one folder per class of train/ there") from error
+        if found._inner.classes != self._inner.classes:
+            raise DatasetError("dataset.root", f"the classes of {folder} are not those trained on", "put one folder per class of train/ there")
+        return found
 
     def _one(self, sample_id: int) -> tuple[Pixels, int]:
         try:
@@ -100,14 +121,19 @@ class FakeDataWithIDs(_ReadOneByOne):
     """`size` images of noise, generated at each fetch from the sample id.
 
     torchvision's __getitem__ seeds the global RNG and restores the CPU's state but not the GPUs', which would change a run's dropout;
-    here the same numbers come from a separate generator.
+    here the same numbers come from a separate generator. Held out: a fifth as many, which are none of these.
     """
 
-    def __init__(self, config: DatasetConfig) -> None:
+    def __init__(self, config: DatasetConfig, *, train: bool = True) -> None:
+        self._config, self._train = config, train
         shape = (config.channels, config.image_size, config.image_size)
         half = (0.5,) * config.channels
         self.traits = DatasetInfo("fake", config.classes, shape, mean=half, std=half)
-        self._inner = datasets.FakeData(config.size, shape, config.classes)
+        size, first = (config.size, 0) if train else (-(-config.size // 5), config.size)
+        self._inner = datasets.FakeData(size, shape, config.classes, random_offset=first)
+
+    def held_out(self) -> SampleSet | None:
+        return FakeDataWithIDs(self._config, train=False) if self._train else None
 
     def _one(self, sample_id: int) -> tuple[Pixels, int]:
         generator = torch.Generator().manual_seed(sample_id + self._inner.random_offset)

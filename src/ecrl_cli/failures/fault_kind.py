@@ -1,6 +1,7 @@
-"""The base class of every kind of failure. Torch-free.
+"""The base class of every kind of failure, and the kinds by name: built-in ones, and those of installed packages (entry points in the group
+`ecrl.failures`). Torch-free.
 
-The plan, the ranks, the supervisor and `verify` ask the kind's object (failures/registry.py finds it by name) and never compare names.
+The plan, the ranks, the supervisor and `verify` ask the kind's object (`fault_kind`) and never compare names.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ecrl_cli.config.fault_spec import Entry, typed_entries
+from ecrl_cli.config.fault_spec import FAILURES, Entry, typed_entries
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.errors import ConfigError
 from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 
@@ -238,3 +241,33 @@ class FaultKind:
         """Problems in the records that contradict the failure's effects; verify/fault_effects.py checks the ends of attempt and victim."""
         del fault
         return ()
+
+
+@cache
+def fault_kind(name: str) -> FaultKind:
+    """The kind called `name`. ConfigError if there is none, or its package cannot be imported."""
+    found = FAILURES.load(name)
+    if not (isinstance(found, type) and issubclass(found, FaultKind) and found.name == name):
+        raise ConfigError("failure", f"the entry point {name!r} in {FAILURES.group} is no FaultKind of that name", "mend its package, or remove it")
+    return found()
+
+
+class _Unknown(FaultKind):
+    """Stands for a kind in records that is not known here: its attempt may end in any way."""
+
+    ends = Ends.ATTEMPT
+
+
+def recorded_kind(name: str) -> FaultKind:
+    """As `fault_kind`, for names from records, which may be arbitrary text."""
+    try:
+        return fault_kind(name)
+    except ConfigError:
+        return _Unknown()
+
+
+def table() -> str:
+    """A Markdown table of all kinds, for the docs."""
+    head = ("| `failure=` | what happens | when it can be injected | what it shows |", "| --- | --- | --- | --- |")
+    kinds = [fault_kind(name) for name in FAILURES.names()]
+    return "\n".join((*head, *(f"| `{kind.name}` | {kind.description} | {', '.join(kind.moments)} | {kind.shows} |" for kind in kinds)))

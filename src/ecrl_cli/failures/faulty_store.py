@@ -7,9 +7,8 @@ from pathlib import Path
 
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
-from ecrl_cli.failures.fault_kind import InjectionContext
+from ecrl_cli.failures.fault_kind import InjectionContext, fault_kind
 from ecrl_cli.failures.fault_log import claim
-from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.records.events import InjectedFault, PlannedFailure
 from ecrl_cli.records.layout import RunLayout

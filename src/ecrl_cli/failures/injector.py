@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from ecrl_cli.config.fault_spec import STARTING
-from ecrl_cli.failures.fault_kind import InjectionContext
+from ecrl_cli.failures.fault_kind import InjectionContext, fault_kind
 from ecrl_cli.failures.fault_log import claim
-from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.records.events import InjectedFault, PlannedFailure
 from ecrl_cli.records.layout import RunLayout

@@ -14,7 +14,7 @@ from itertools import groupby, islice
 import numpy as np
 
 from ecrl_cli.config.codec import decode
-from ecrl_cli.config.elastic import ranks_at, sizes
+from ecrl_cli.config.elastic import fits, ranks_at, sizes
 from ecrl_cli.config.failure_kinds import PLANS
 from ecrl_cli.config.fault_spec import KEY, STARTING, Entry, typed_entries
 from ecrl_cli.config.launchers import launcher_of
@@ -23,9 +23,8 @@ from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import ConfigError, RecordError, plural
-from ecrl_cli.failures.fault_kind import Ends, FaultKind, RefusedFault, Victim
+from ecrl_cli.failures.fault_kind import Ends, FaultKind, RefusedFault, Victim, fault_kind
 from ecrl_cli.failures.rank_faults import Kill
-from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
@@ -291,7 +290,7 @@ def check_sizes(entries: tuple[PlannedFailure, ...], config: RunConfig) -> None:
     for entry in entries:
         if entry.moment == "wall":
             left.apply_at_any_size(entry)
-    misfit = next((size for size in left.sizes if config.global_batch % size), None)
+    misfit = next((size for size in left.sizes if not fits(config, size)), None)
     if misfit is not None:
         gone, entry = left.sizes[misfit]
         common = math.lcm(config.world_size, *left.sizes)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ecrl_cli.checkpoint.format.names import COMMIT, CRASH_POINTS, MANIFEST, MODEL, OPTIMIZER, PAGE, RNG, TRAIN
+from ecrl_cli.checkpoint.format.names import COMMIT, CRASH_POINTS, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_METADATA, TRAIN
 from ecrl_cli.config.fault_spec import Entry
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
@@ -282,7 +282,7 @@ class Damage:
 def choose_damage(checkpoint: Path, seed: int) -> Damage:
     """Up to MAX_FLIPS bytes of one file of `checkpoint` (a folder, or a single file), drawn from `seed`."""
     generator = random.Random(seed)
-    inside = (path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name not in (MANIFEST, COMMIT, TRAIN, PAGE))
+    inside = (path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name not in (MANIFEST, COMMIT, TRAIN, STEP_METADATA))
     parts = list(inside) if checkpoint.is_dir() else [checkpoint]
     file = generator.choice(parts)
     offsets = generator.sample(range(file.stat().st_size), generator.randint(1, MAX_FLIPS))

@@ -40,9 +40,10 @@ def record_files(layout: RunLayout) -> list[Path]:
         layout.supervisor,
         layout.metrics,
         layout.disk,
+        layout.scrubs,
         layout.state_digests,
     )
-    found = [path for path in documents if path.is_symlink() or path.exists()]
+    found = [path for path in (*documents, *sorted(layout.root.glob("seal-*.json"))) if path.is_symlink() or path.exists()]
     found += _below(layout.fired, 0) if is_folder(layout.fired) else []
     found += _below(layout.logs, 1) if is_folder(layout.logs) else []
     return sorted(found)

@@ -22,6 +22,7 @@ CATEGORIES = (
     "backpressure",
     "write_wait",
     "sync",
+    "evaluate",
     "detect",
     "launch",
     "import",
@@ -109,8 +110,9 @@ class RankLine:
 class CheckpointLine:
     """One event in the life of one checkpoint: a line of `logs/attempt-NN/checkpoint_rank0.jsonl`.
 
-    submitted: the training thread hands it over (`bytes`, `snapshot_s`, `serialize_s`, `backpressure_s`, `inflight` including this one);
-    received: the writer has all of it; released: the training thread continues (`enqueue_s`, `stall_s`, and `stall_parts`, which add up to it).
+    submitted: the training thread hands it over (`bytes`, `snapshot_s` and, of it, `copy_s` in copying the tensors, on a GPU from device to host;
+    `serialize_s`, `backpressure_s`, `inflight` with this one); received: the writer has all of it; released: the training thread goes on
+    (`enqueue_s`, `stall_s`, and `stall_parts`, which add up to it).
     With checkpoint.capture=deferred `submitted` says how many bytes the writer copies while training goes on (`deferred_bytes`), or why none
     (`reason`); waited: the training thread stood before the next update until they were copied (`stall_s`, `stall_parts`), more of the same stall.
     Then exactly one of committed (durable as the write mode promises: `write_s`, `hash_s`, `commit_s`, `commit_sha256`, `path`), failed
@@ -142,6 +144,7 @@ class CheckpointLine:
     path: str | None = None
     commit_sha256: str | None = None
     reason: str | None = None
+    copy_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,8 @@ class FinalState:
     """`logs/attempt-NN/final.json`: the target is reached and everything in flight is durable.
 
     `at` ends the goodput clock. Digests are SHA-256 over the sorted (name, tensor's digest) pairs of a component on rank 0; `rng_digest` covers
-    the generators of all ranks. `ranks`: the final state of each rank, gathered from all; empty in older records.
+    the generators of all ranks. `accuracy`: on held-out data at the target, where it was measured. `ranks`: the final state of each rank, gathered
+    from all; empty in older records.
     """
 
     global_step: int
@@ -381,3 +385,16 @@ class DiskLine:
     read_bytes: int
     write_bytes: int
     busy_ms: int
+
+
+@dataclass(frozen=True)
+class ScrubLine:
+    """A line of scrub.jsonl: a scrub that took `seconds` and read `looked` checkpoints; `damaged`: what was refused and why, and wrong pointers."""
+
+    SHARED: ClassVar[bool] = True
+
+    at: float
+    time: float
+    seconds: float
+    looked: int
+    damaged: tuple[str, ...] = ()

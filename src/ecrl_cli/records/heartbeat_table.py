@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ecrl_cli.linux.clock import monotonic
 
 # The phases of a rank, in the order in which a step passes through them: of two ranks, the one in the earlier phase holds up the other.
-PHASES = ("nowhere", "importing", "rendezvous", "loading", "forward", "backward", "update", "logging", "saving", "flushing", "done")
+PHASES = ("nowhere", "importing", "rendezvous", "loading", "forward", "backward", "update", "logging", "evaluating", "saving", "flushing", "done")
 
 _HEADER = struct.Struct("<QQ")  # stop requested; the agreed step to stop after, plus one
 _SLOT = struct.Struct("<QIIddd")  # step, phase, 0, at, own seconds of the last step, number of heartbeats

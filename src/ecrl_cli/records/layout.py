@@ -46,6 +46,11 @@ class AttemptLayout:
     def final(self) -> Path:
         return self.folder / "final.json"
 
+    @property
+    def evaluations(self) -> Path:
+        """Quality on held-out data, by rank 0: see `records.evaluations.Evaluation`."""
+        return self.folder / "evaluations.jsonl"
+
     def rank(self, rank: int) -> Path:
         return self.folder / f"rank{rank}.jsonl"
 
@@ -146,6 +151,10 @@ class RunLayout:
         """The digests of all records, written last when the run ends."""
         return self.root / "seal.json"
 
+    def earlier_seal(self, step: int) -> Path:
+        """The seal of the end at `step`, a target that was raised since."""
+        return self.root / f"seal-{step:08d}.json"
+
     @property
     def divergence(self) -> Path:
         """How far the run's end differs from its reference, written by verification."""
@@ -155,6 +164,11 @@ class RunLayout:
     def disk(self) -> Path:
         """The disk's counters, sampled while the run was supervised, if that was enabled."""
         return self.root / "disk.jsonl"
+
+    @property
+    def scrubs(self) -> Path:
+        """What the scrubs found while the run was supervised, if that was enabled."""
+        return self.root / "scrub.jsonl"
 
     @property
     def fired(self) -> Path:

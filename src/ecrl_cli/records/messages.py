@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from ecrl_cli.records.events import PlannedFailure, ResumedFrom
 
+TENTHS = 10  # into which progress is divided: each is reported
+
 
 @dataclass(frozen=True)
 class Hello:
@@ -25,7 +27,8 @@ class Hello:
 
 @dataclass(frozen=True)
 class Progress:
-    """From rank 0, after each step and at each change of phase (starting, loading, training, saving, flushing, done)."""
+    """From rank 0, at each change of phase (starting, loading, training, saving, flushing, done) and after steps: each that ends a tenth of the
+    run, and others at intervals."""
 
     global_step: int
     phase: str

@@ -71,14 +71,19 @@ def write_seal(layout: RunLayout, seal: Seal) -> None:
 
 def read_seal(layout: RunLayout) -> Seal | None:
     """Read seal.json; None if there is none, RecordError if this version of ECRL did not write it."""
-    if not (layout.seal.exists() or layout.seal.is_symlink()):
+    return read_seal_file(layout.seal)
+
+
+def read_seal_file(path: Path) -> Seal | None:
+    """As `read_seal`, of a seal that may be that of an earlier end."""
+    if not (path.exists() or path.is_symlink()):
         return None
     try:
-        seal = decode(Seal, read_json(layout.seal))
+        seal = decode(Seal, read_json(path))
     except (KeyError, TypeError) as error:
-        raise RecordError("seal.json", f"not a seal ({error})", "restore the file") from error
+        raise RecordError(path.name, f"not a seal ({error})", "restore the file") from error
     if seal.schema_version != SCHEMA_VERSION:
-        raise RecordError("seal.json", f"schema version {seal.schema_version}, this ECRL reads {SCHEMA_VERSION}")
+        raise RecordError(path.name, f"schema version {seal.schema_version}, this ECRL reads {SCHEMA_VERSION}")
     return seal
 
 
@@ -89,10 +94,11 @@ def reopen(layout: RunLayout) -> None:
         sync_directory(layout.root)
 
 
-def changed_files(layout: RunLayout, seal: Seal) -> tuple[list[str], list[str]]:
-    """(changed, gone): record files that differ from the seal, each with the difference, and sealed files that are missing."""
+def changed_files(layout: RunLayout, seal: Seal, *, beyond: bool = True) -> tuple[list[str], list[str]]:
+    """(changed, gone): record files that differ from the seal, each with the difference, and sealed files that are missing. `beyond`: files that are
+    not in the seal count as changed."""
     there, limit = {layout.relative(path): path for path in record_files(layout)}, most_bytes(layout)
-    changed = [f"{name} (was not there)" for name in there if name not in seal.files]
+    changed = [f"{name} (was not there)" for name in there if beyond and name not in seal.files]
     for name, sealed in seal.files.items():
         if name in there and (wrong := _wrong(there[name], sealed, limit)):
             changed.append(f"{name}{wrong}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ecrl_cli.config.legs import targets
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
 
@@ -86,12 +87,12 @@ def worked_out(digest_s: float, step_s: float, checkpoint_every: int) -> DigestI
 def digest_due(config: RunConfig, interval: DigestInterval | None, step: int, began: int) -> bool:
     """Whether the digests of `step` are due in an attempt that resumed after step `began`.
 
-    They always are while the interval is unknown, after the first step of an attempt and after the last step of the run; and at the checkpoints that
+    They always are while the interval is unknown, after the first step of an attempt and at each target of the run; and at the checkpoints that
     another checkpointer writes: nothing else tells what they hold.
     """
     if not digests_configured(config):
         return False
-    if interval is None or step % interval.every == 0 or step in (began + 1, config.target_steps):
+    if interval is None or step % interval.every == 0 or step in (began + 1, *targets(config)):
         return True
     strategy = strategy_of(config)
     return (interval.at_checkpoints or strategy.checkpointer is not None) and strategy.saves and step % config.checkpoint.every == 0

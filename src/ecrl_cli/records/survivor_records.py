@@ -19,7 +19,8 @@ EFFECTS = (LOST, REPEATED)
 class RedoneStep:
     """How deaths changed `global_step`: its `buckets` from number `first` on hold the gradients of the `left` ranks only.
 
-    `lost`: the ranks that died since the last agreement; `seconds`: from the failed exchange to the agreement.
+    `left` is empty where the survivors dropped the step: it changed nothing, and `buckets` is 1. `lost`: the ranks that died since the last
+    agreement; `seconds`: from the failed exchange to the agreement.
     """
 
     global_step: int
@@ -34,10 +35,10 @@ class RedoneStep:
 class SurvivorReport:
     """The report of a surviving rank when its attempt ends: the one line of `logs/attempt-NN/recovery_rankR.jsonl`.
 
-    `global_step`: the last step that this rank committed; survivors resume after it. `alive`: the surviving ranks, as far as it knew. `redone`:
-    what was redone to commit that step without the dead ranks (empty if the interrupted step was discarded, or none was interrupted). `layers`:
-    by bucket, the names of its parameters; empty where `redone` is. `state_digest`: over parameters, buffers and optimizer after that step:
-    equal on all survivors.
+    `global_step`: the last step that this rank committed or dropped; survivors resume after it. `alive`: the surviving ranks, as far as it knew.
+    `redone`: what was redone to commit that step without the dead ranks, or that it was dropped (empty if the interrupted step was discarded, or
+    none was interrupted). `layers`: by bucket, the names of its parameters; empty where `redone` is. `state_digest`: over parameters, buffers and
+    optimizer after that step: equal on all survivors.
     """
 
     global_step: int
@@ -49,6 +50,16 @@ class SurvivorReport:
     state_digest: str
     at: float
     time: float
+
+    @property
+    def dropped(self) -> bool:
+        """Whether `global_step` changed nothing: the survivors dropped its mini-batch."""
+        return any(not redone.left for redone in self.redone)
+
+    @property
+    def finished_step(self) -> int:
+        """The last step that its attempt finished, or began behind: the one before a step that was dropped."""
+        return self.global_step - self.dropped
 
 
 @dataclass(frozen=True)

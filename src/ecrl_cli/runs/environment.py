@@ -19,6 +19,7 @@ import psutil
 from ecrl_cli import __version__
 from ecrl_cli.config.codec import flat
 from ecrl_cli.errors import EcrlError, shown
+from ecrl_cli.history.load import RUNS_AT_ONCE
 from ecrl_cli.records.digests import source_sha256
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
@@ -132,9 +133,10 @@ def _disagreement(layout: RunLayout, code_alone: bool) -> str:
     here = environment(layout.root)
     if code_alone:
         there, here = ({key: found.get(key) for key in ("git_revision", "source_sha256")} for found in (there, here))
-    # The source digest decides where it is known: a git revision changes with every document, and two dirty trees share one. Swap changes no result.
+    # The source digest decides where it is known: a git revision changes with every document, and two dirty trees share one. Swap changes no result,
+    # nor do runs beside this one.
     ignored = "git_revision" if there.get("source_sha256") else "source_sha256"
-    return ", ".join(differences(there, here, (ignored, "swap_bytes")))
+    return ", ".join(differences(there, here, (ignored, "swap_bytes", RUNS_AT_ONCE)))
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:

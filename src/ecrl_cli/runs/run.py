@@ -15,7 +15,7 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.preflight import prepare
 from ecrl_cli.errors import STOPPED, EcrlError, NoProgress, NoValidCheckpoint, RecordError, RunHeld, Stopped, StorageError
 from ecrl_cli.failures.plan import describe
-from ecrl_cli.history.load import RunRecords, load
+from ecrl_cli.history.load import RUNS_AT_ONCE, RunRecords, load, load_environment
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.metrics.disk import sampled
 from ecrl_cli.metrics.document import metrics_document
@@ -25,7 +25,9 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.records.seal import make_seal, write_seal
 from ecrl_cli.runs import supervisor_restarter
+from ecrl_cli.runs.continuation import announcement, goes_on
 from ecrl_cli.runs.environment import environment
+from ecrl_cli.runs.periodic_scrub import scrubbed
 from ecrl_cli.runs.run_dir import check_run_dir
 from ecrl_cli.runs.run_plan import RunPlan
 from ecrl_cli.runs.tracking.tracked import tracked
@@ -89,12 +91,13 @@ def run(planned: RunPlan, context: RunContext) -> RunResult:
 
 def _run(planned: RunPlan, context: RunContext) -> RunResult:
     layout, say = planned.layout, context.say
-    if finished(layout):
+    more = goes_on(planned.config, layout)
+    if finished(layout) and not more:
         say(f"{layout.root}: already at step {planned.config.target_steps}; nothing to do")
         return FINISHED
     if not planned.checked:
         check_run_dir(planned)
-    if completed(layout):  # completed, but killed before metrics.json was written
+    if completed(layout) and not more:  # completed, but killed before metrics.json was written
         with run_lock(layout):
             write_metrics(layout, load(layout))  # no seal: the records may have been changed since the run ended
         return RunResult(0, "completed", TARGET_REACHED)
@@ -102,8 +105,12 @@ def _run(planned: RunPlan, context: RunContext) -> RunResult:
         prepare(planned.config.dataset, say)
     if layout.config.exists():
         check_records(layout)
+        if planned.runs_at_once > 1:
+            record_runs_at_once(layout, planned.runs_at_once)
     else:
         init_run_dir(planned)
+    if more:
+        say(f"{layout.root}: {announcement(planned.config)}")
     if planned.asked_digest:
         say(f"checkpoint.digest={planned.config.checkpoint.digest}, with which this run began, not {planned.asked_digest}")
     for line in describe(planned.failures):
@@ -123,7 +130,7 @@ def _supervised(planned: RunPlan, context: RunContext) -> SupervisorRecord:
     config, layout, say = planned.config, planned.layout, context.say
     kept = supervisor_restarter.wanted(planned.failures)
     launcher = None if kept else warm(context.launchers, planned, say)  # before the UI: an interrupt while it warms up leaves no bar behind
-    with sampled(layout.disk, config.supervision.disk_interval_s, say):
+    with sampled(layout.disk, config.supervision.disk_interval_s, say), scrubbed(layout, config, say):
         if kept:
             return supervisor_restarter.keep(planned, say)
         return supervise(config, layout, context.show(config, layout, context.above), launcher)
@@ -166,9 +173,16 @@ def init_run_dir(planned: RunPlan) -> None:
     """Write environment.json, failures.json and last config.json, which makes the folder a run."""
     layout = planned.layout
     make_durably(layout.root)
-    write_json(layout.environment, environment(layout.root))
+    write_json(layout.environment, environment(layout.root) | ({RUNS_AT_ONCE: planned.runs_at_once} if planned.runs_at_once > 1 else {}))
     write_json(layout.failures, encode(planned.failures))
     write_run_config(layout, planned.config)
+
+
+def record_runs_at_once(layout: RunLayout, runs_at_once: int) -> None:
+    """Note in environment.json of a run that goes on that it now does so beside others."""
+    there = load_environment(layout)
+    if there.get(RUNS_AT_ONCE, 1) < runs_at_once:
+        write_json(layout.environment, there | {RUNS_AT_ONCE: runs_at_once})
 
 
 def make_durably(folder: Path) -> None:

@@ -21,6 +21,7 @@ from ecrl_cli.errors import ConfigError, RecordError, RunDirectoryError, shown
 from ecrl_cli.records.events import SCHEMA_VERSION
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout, SweepLayout
+from ecrl_cli.runs.continuation import check_continuation
 from ecrl_cli.runs.environment import differences
 from ecrl_cli.runs.run_plan import RunPlan
 from ecrl_cli.storage.files import sync_directory
@@ -29,7 +30,7 @@ from ecrl_cli.storage.safe_read import refuse_links
 # Files that an interrupted start leaves in a run directory before config.json is written.
 _BEGUN = re.compile(r"^(\.hydra|\.lock|\.control|\.writer|environment\.json|failures\.json|\..*\.tmp)$")
 # Paths that a run writes to in place, without replacing whole files.
-_WRITTEN = ("logs", "fired", "disk.jsonl", ".hydra", ".lock", "report")
+_WRITTEN = ("logs", "fired", "disk.jsonl", "scrub.jsonl", ".hydra", ".lock", "report")
 _LOGS_BYTES = 20 * 10**6
 
 
@@ -134,6 +135,7 @@ def _check_contents(run: RunPlan) -> None:
         raise RunDirectoryError("run_dir", fact, "use the version that wrote it or choose another run_dir")
     if document.get("run_id") != run.run_id:
         raise _another_run(run, document)
+    check_continuation(run.config, layout)
 
 
 def _another_run(run: RunPlan, document: dict[str, Any]) -> RunDirectoryError:
@@ -141,7 +143,7 @@ def _another_run(run: RunPlan, document: dict[str, Any]) -> RunDirectoryError:
     fact = f"{run.layout.root} belongs to run {str(document.get('run_id'))[:8]}, this configuration is {run.run_id[:8]}"
     way = "set it back or choose another run_dir"
     if changes.startswith("target_steps "):
-        way = "a run keeps its target, over which its learning rate falls: set it back, or choose another run_dir for a new run"
+        way = "a run keeps its target until it has reached it: set it back, or choose another run_dir for a new run"
     return RunDirectoryError("run_dir", f"{fact} ({changes or 'config.json was edited'})", way)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ecrl_cli.config.estimates import seconds
 from ecrl_cli.config.identity import BEFORE_DIGEST, reference_id, run_id, run_name
+from ecrl_cli.config.legs import constant_rate
 from ecrl_cli.config.machine import visible_gpus
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import (
@@ -28,10 +29,12 @@ from ecrl_cli.config.schema import (
     TrackerConfig,
     VariantConfig,
 )
+from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.records.run_config import with_recorded_digest
+from ecrl_cli.runs.continuation import with_recorded_targets
 
 OUTPUTS = Path("outputs")
 
@@ -41,7 +44,8 @@ class RunPlan:
     """`failures`: in order, as in failures.json. `estimate_s`: estimated seconds of the run on this machine.
 
     `reference`: the undisturbed run to train beside it if none exists; None if it needs none. `checked`: the command has already checked the
-    run's directory and data. `asked_digest`: the checkpoint.digest that was asked for, if the run began with another.
+    run's directory and data. `asked_digest`: the checkpoint.digest that was asked for, if the run began with another. `runs_at_once`: how many runs
+    of the sweep may train at the same time, this one included.
     """
 
     config: RunConfig
@@ -53,11 +57,13 @@ class RunPlan:
     reference: RunPlan | None = None
     checked: bool = False
     asked_digest: str = ""
+    runs_at_once: int = 1
 
 
 def plan_run(config: RunConfig, run_dir: Path, identity: str = "") -> RunPlan:
     """The plan of a run in `run_dir`. `identity`: its run id, if already known. ConfigError if a failure cannot be injected into this run."""
-    asked, config = config.checkpoint.digest, with_recorded_digest(config, RunLayout(run_dir))
+    asked, config = config.checkpoint.digest, with_recorded_targets(with_recorded_digest(config, RunLayout(run_dir)), RunLayout(run_dir))
+    identity = "" if config.continued_at else identity  # of the run that it was
     asked = "" if asked == config.checkpoint.digest else asked
     estimate_s = seconds(config, gpu=visible_gpus() > 0 and config.device != "cpu")
     plan_without_reference = RunPlan(config, RunLayout(run_dir), identity or run_id(config), reference_id(config), plan(config), estimate_s)
@@ -71,6 +77,8 @@ def _reference(run_plan: RunPlan) -> RunPlan | None:
     itself.
     """
     config = run_plan.config
+    if config.continued_at and not constant_rate(config.optimizer):
+        return None  # no run planned for all the steps does the same
     due = config.reference == "always" or (config.reference == "auto" and bool(run_plan.failures) and recovery_of(config).exact)
     if not due:
         return None
@@ -79,7 +87,10 @@ def _reference(run_plan: RunPlan) -> RunPlan | None:
 
 
 def plan_reference(config: RunConfig, run_dir: Path) -> RunPlan:
-    """The plan of the reference of the run with `config` in `run_dir`."""
+    """The plan of the reference of the run with `config` in `run_dir`. ConfigError where no run can be one."""
+    if config.continued_at and not constant_rate(config.optimizer):
+        fact = f"the run went on behind step {config.continued_at[-1]} with a learning rate that falls anew: no run of so many steps does the same"
+        raise ConfigError("--with-reference", fact, "behind that step nothing can be held against it")
     undisturbed = reference_of(config)
     identity = run_id(undisturbed)
     # a run with another checkpoint.digest has the same run id and another reference
@@ -96,6 +107,7 @@ def reference_of(config: RunConfig) -> RunConfig:
         config,
         suite_name="",
         run_dir="",
+        continued_at=(),
         reference="none",
         tracker=TrackerConfig(),
         checkpoint=checkpoint,

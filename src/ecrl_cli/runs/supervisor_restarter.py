@@ -21,8 +21,8 @@ from pathlib import Path
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, Stopped
+from ecrl_cli.failures.fault_kind import fault_kind
 from ecrl_cli.failures.fault_log import fired_indices
-from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.linux.pdeathsig import mortal_command
 from ecrl_cli.records.events import PlannedFailure, SupervisorRecord
 from ecrl_cli.records.layout import RunLayout

@@ -151,25 +151,42 @@ def sweep(layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult],
     """
     layout.root.mkdir(parents=True, exist_ok=True)
     with run_lock(layout):
-        return _sweep(layout, do, start, progress)
+        record = SweepRecord(layout, do, progress)
+        for name in do.runs:
+            if name in record.results:
+                continue
+            record.began(name)
+            result = start(name)
+            record.ended(name, result)
+            if result.stopped:
+                break
+        return record.in_order()
 
 
-def _sweep(layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult], progress: SweepProgress) -> dict[str, RunResult]:
-    results = {name: FINISHED for name in do.runs if name in do.finished}
-    rows = [row(name, run) for name, run in do.runs.items()]
-    noted = [replace(r, reason=do.notes.get(r.run, "")) for r in rows]
-    manifest = Manifest(layout.manifest, [replace(r, status="completed_prev") if r.run in results else r for r in noted])
-    for name in do.runs:
-        if name in results:
-            continue
-        manifest.record(name, "running", do.notes.get(name, ""))
-        progress.began(name)
-        results[name] = result = start(name)
-        manifest.record(name, status(result), do.notes.get(name, "") if result.exit_code == 0 else result.reason)
-        progress.ended(name, status(result))
-        if result.stopped:
-            break
-    return {name: results[name] for name in do.runs if name in results}
+class SweepRecord:
+    """What is known of a sweep's runs: `results` by name; the manifest, rewritten at every change; the progress.
+
+    Only the holder of the sweep's lock may create one.
+    """
+
+    def __init__(self, layout: SweepLayout, do: SweepPlan, progress: SweepProgress) -> None:
+        self._do, self._progress = do, progress
+        self.results = {name: FINISHED for name in do.runs if name in do.finished}
+        noted = [replace(row(name, run), reason=do.notes.get(name, "")) for name, run in do.runs.items()]
+        self._manifest = Manifest(layout.manifest, [replace(r, status="completed_prev") if r.run in self.results else r for r in noted])
+
+    def began(self, name: str) -> None:
+        self._manifest.record(name, "running", self._do.notes.get(name, ""))
+        self._progress.began(name)
+
+    def ended(self, name: str, result: RunResult) -> None:
+        self.results[name] = result
+        self._manifest.record(name, status(result), self._do.notes.get(name, "") if result.exit_code == 0 else result.reason)
+        self._progress.ended(name, status(result))
+
+    def in_order(self) -> dict[str, RunResult]:
+        """The results in the order of the plan."""
+        return {name: self.results[name] for name in self._do.runs if name in self.results}
 
 
 def status(result: RunResult) -> str:
@@ -193,24 +210,25 @@ _KIND = {"completed": "done", "completed_prev": "done", "running": "running", "f
 
 class SweepProgress:
     """Counts runs by status, and says a line after each. The time left is the estimate for the remaining runs, scaled by how the finished runs
-    compare with theirs.
+    compare with theirs, and shared by `runs_at_once`.
     """
 
-    def __init__(self, do: SweepPlan, say: Callable[[str], None], now: Callable[[], float] = monotonic) -> None:
-        self._runs, self._say, self._now = do.runs, say, now
+    def __init__(self, do: SweepPlan, say: Callable[[str], None], now: Callable[[], float] = monotonic, runs_at_once: int = 1) -> None:
+        self._runs, self.say, self._now, self._runs_at_once = do.runs, say, now, runs_at_once
         self._status = {name: "completed_prev" if name in do.finished else "pending" for name in do.runs}
-        self._began = now()
+        self._began: dict[str, float] = {}  # the runs at work
         self._expected = self._spent = 0.0
 
     def began(self, name: str) -> None:
-        self._status[name], self._began = "running", self._now()
+        self._status[name], self._began[name] = "running", self._now()
 
     def ended(self, name: str, status: str) -> None:
         self._status[name] = status
+        spent = self._now() - self._began.pop(name)
         if status == "completed":
-            self._spent += self._now() - self._began
+            self._spent += spent
             self._expected += self._runs[name].estimate_s
-        self._say(self.line())
+        self.say(self.line())
 
     def counts(self, suite: str | None = None) -> dict[str, int]:
         """Number of runs of each of KINDS, in one suite or in all."""
@@ -222,8 +240,8 @@ class SweepProgress:
         if not self._expected:
             return None
         ahead = sum(self._runs[name].estimate_s for name, s in self._status.items() if s in ("pending", "running"))
-        since = self._now() - self._began if "running" in self._status.values() else 0.0
-        return max(0.0, ahead * self._spent / self._expected - since)
+        since = sum(self._now() - began for began in self._began.values())
+        return max(0.0, ahead * self._spent / self._expected - since) / self._runs_at_once
 
     def line(self) -> str:
         """`sweep: 12 of 72 done, 1 failed, about 9 min left`."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
+from ecrl_cli.config.legs import constant_rate, schedule_position
 from ecrl_cli.config.schema import OptimizerConfig
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -22,11 +23,40 @@ def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Param
     return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
 
 
-def build_scheduler(config: OptimizerConfig, optimizer: torch.optim.Optimizer, target_steps: int) -> LRScheduler:
-    """Cosine annealing from `lr` to `min_lr` over `target_steps`, stepped after every step."""
+class CosineLegs(CosineAnnealingLR):
+    """Cosine annealing over each leg of a run whose targets were `ends` (`config.legs`). Its state is that of torch's class in the present leg."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, config: OptimizerConfig, ends: tuple[int, ...]) -> None:
+        self._ends, self._constant = ends, constant_rate(config)
+        super().__init__(optimizer, T_max=ends[0], eta_min=config.min_lr)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in super().state_dict().items() if name not in ("_ends", "_constant")}
+
+    def begin_update(self, step: int) -> None:
+        """If the run goes on from `step`, a target that it had reached, set the schedule of the steps after it. Called right before the first of them
+        updates: the state at the target stays the one that the run ended with, also where it is done again, or where that update is given up."""
+        if step not in self._ends[:-1]:
+            return
+        steps, done = schedule_position(self._ends, step + 1, constant=self._constant)
+        self.T_max, self.last_epoch = steps, done - 1
+        if not self._constant:
+            for group, rate in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+                group["lr"] = rate
+            self._last_lr = list(self.base_lrs)
+
+
+def build_scheduler(config: OptimizerConfig, optimizer: torch.optim.Optimizer, target_steps: int, continued_at: tuple[int, ...] = ()) -> LRScheduler:
+    """Cosine annealing from `lr` to `min_lr` over `target_steps`, stepped after every step; of a run that was continued, over each leg."""
     # fp16's scaler skips an optimizer step whose gradients overflowed, often the first one: the calls are in the right order.
     warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step\\(\\)` before", category=UserWarning)
-    return CosineAnnealingLR(optimizer, T_max=target_steps, eta_min=config.min_lr)
+    return CosineLegs(optimizer, config, (*continued_at, target_steps))
+
+
+def begin_update(scheduler: object, step: int) -> None:
+    """Tell the schedule that the first update after `step` begins, if it is one with legs."""
+    if isinstance(scheduler, CosineLegs):
+        scheduler.begin_update(step)
 
 
 def build_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:

@@ -13,7 +13,7 @@ import torch
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.tasks import TASKS
-from ecrl_cli.data.datasets import build_dataset
+from ecrl_cli.data.datasets import build_dataset, held_out_of
 from ecrl_cli.data.loading import BatchLoader, describe
 from ecrl_cli.data.sample_set import SampleSet
 from ecrl_cli.errors import ConfigError, DatasetError, EcrlError, first_line, shown
@@ -52,6 +52,30 @@ def probe(config: RunConfig) -> None:
         raise ConfigError("task", fact, "do model, data set and task belong together?") from error
     if not single:
         raise ConfigError("task", f"{config.task.name} has a loss of shape {shape}", "return the mean over the batch: one number")
+    if config.evaluate.every:
+        check_measures(config, model, held_out_of(dataset))
+
+
+def check_measures(config: RunConfig, model: torch.nn.Module, held_out: SampleSet) -> None:
+    """EcrlError where what the task measures on held-out samples is not one number per sample."""
+    task, name = TASKS.of(config.task.name), config.dataset.name
+    check_samples(config, held_out, describe(held_out))
+    ids = np.arange(min(SAMPLES, len(held_out)), dtype=np.int64)
+    batch = BatchLoader(held_out, config.seed, augment=False).batch(0, ids)
+    model.eval()
+    try:
+        with torch.no_grad(), autocast(config.precision, torch.device("cpu")):
+            measured = task.load_measures()(model, batch.x, batch.y)
+        shapes = {measure: tuple(each.shape) for measure, each in measured.items()}
+        task.summarised({measure: float(each.double().mean()) for measure, each in measured.items()})
+    except EcrlError:
+        raise
+    except Exception as error:
+        fact = f"{task.name} cannot measure model {config.model.name} on the held-out samples of {name} ({_said(error)})"
+        raise ConfigError("task", fact, "mend its measures, or leave evaluate.every out") from error
+    for measure, shape in shapes.items():
+        if shape != (len(ids),):
+            raise ConfigError("task", f"{task.name} measures {measure} as {shape} for {len(ids)} samples", "return one number per sample")
 
 
 def check_samples(config: RunConfig, dataset: SampleSet, record: DatasetRecord) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -26,9 +26,12 @@ import torch.distributed as dist
 
 from ecrl_cli.checkpoint.capture.rng import seed_replica
 from ecrl_cli.config.elastic import owned
+from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.tasks import TASKS
 from ecrl_cli.data.loading import Batch
 from ecrl_cli.training.control_client import HeartbeatWriter
 from ecrl_cli.training.losses import classification
+from ecrl_cli.training.optimization import autocast, begin_update, build_scaler, build_scheduler
 from ecrl_cli.training.train_step import Loss, StepResult
 
 T = TypeVar("T")
@@ -107,6 +110,26 @@ def whole_nodes(owned: Iterable[int], leaves: int) -> list[Node]:
     return [node for node, _ in tree.sums]
 
 
+class ReplicaPeers(Protocol):
+    """The collectives of an exchange."""
+
+    def all_to_all(self, received: torch.Tensor, send: torch.Tensor, received_counts: list[int], sent_counts: list[int]) -> None:
+        """Fill `received` with the elements that each rank sends to this one, in rank order. Counts: elements by rank."""
+
+    def all_gather_into(self, whole: torch.Tensor, own: torch.Tensor) -> None:
+        """Fill `whole` with `own` of every rank, in rank order."""
+
+
+class DefaultReplicaPeers:
+    """Those of the default process group."""
+
+    def all_to_all(self, received: torch.Tensor, send: torch.Tensor, received_counts: list[int], sent_counts: list[int]) -> None:
+        dist.all_to_all_single(received, send, received_counts, sent_counts)
+
+    def all_gather_into(self, whole: torch.Tensor, own: torch.Tensor) -> None:
+        dist.all_gather_into_tensor(whole, own)
+
+
 class Exchange(Protocol):
     def __call__(self, tree: TreeReduce[torch.Tensor]) -> torch.Tensor:
         """The sum of all leaves, on every rank, from this rank's `tree` of vectors of equal length and dtype. Collective."""
@@ -118,10 +141,11 @@ def alone(tree: TreeReduce[torch.Tensor]) -> torch.Tensor:
 
 
 class ReplicaAllreduce:
-    """The exchange of `rank` with all ranks of the default process group."""
+    """The exchange of `rank` with all ranks, by the collectives of `peers`: those of the default process group, unless others are given."""
 
-    def __init__(self, replicas: int, rank: int, world_size: int) -> None:
+    def __init__(self, replicas: int, rank: int, world_size: int, peers: ReplicaPeers | None = None) -> None:
         self._replicas, self._rank, self._world_size = replicas, rank, world_size
+        self._peers = peers or DefaultReplicaPeers()
         self._nodes = [whole_nodes(owned(replicas, each, world_size), replicas) for each in range(world_size)]
 
     def __call__(self, tree: TreeReduce[torch.Tensor]) -> torch.Tensor:
@@ -129,7 +153,7 @@ class ReplicaAllreduce:
         length = vectors[0].numel()
         piece = -(-length // self._world_size)
         root = vectors[0].new_empty(self._world_size * piece)
-        dist.all_gather_into_tensor(root, self._completed(self._received(vectors, piece), piece))
+        self._peers.all_gather_into(root, self._completed(self._received(vectors, piece), piece))
         return root[:length]
 
     def _received(self, vectors: list[torch.Tensor], piece: int) -> torch.Tensor:
@@ -140,7 +164,7 @@ class ReplicaAllreduce:
                 send[rank, number, : len(part)] = part
         counts = [len(nodes) * piece for nodes in self._nodes]
         received = send.new_empty(sum(counts))
-        dist.all_to_all_single(received, send.view(-1), counts, [counts[self._rank]] * self._world_size)
+        self._peers.all_to_all(received, send.view(-1), counts, [counts[self._rank]] * self._world_size)
         return received
 
     def _completed(self, received: torch.Tensor, piece: int) -> torch.Tensor:
@@ -222,6 +246,33 @@ class ReplicaTrainStep:
     contribution: ReplicaGradient
     loss: Loss = classification
 
+    @classmethod
+    def of(
+        cls, config: RunConfig, model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, heartbeat: HeartbeatWriter
+    ) -> ReplicaTrainStep:
+        """The train step of `config` for one process with all replicas."""
+        count = config.elastic.replicas
+        return cls(
+            model=model,
+            optimizer=optimizer,
+            scheduler=build_scheduler(config.optimizer, optimizer, config.target_steps, config.continued_at),
+            scaler=build_scaler(config.precision, device),
+            device=device,
+            autocast=autocast(config.precision, device),
+            heartbeat=heartbeat,
+            seed=config.seed,
+            replicas=count,
+            owned=range(count),
+            exchange=alone,
+            contribution=ReplicaGradient(model),
+            loss=TASKS.of(config.task.name).load(),
+        )
+
+    def shared(self, rank: int, world_size: int, peers: ReplicaPeers | None = None) -> ReplicaTrainStep:
+        """The same, with the replicas of `rank` out of `world_size`, and the collectives of `peers` (see ReplicaAllreduce)."""
+        exchange = ReplicaAllreduce(self.replicas, rank, world_size, peers) if world_size > 1 else alone
+        return replace(self, owned=owned(self.replicas, rank, world_size), exchange=exchange)
+
     def run(self, batch: Batch, global_step: int) -> StepResult:
         """Compute every owned replica, exchange, update. Afterwards the RNG state is the same on every rank."""
         tree: TreeReduce[torch.Tensor] = TreeReduce(self.replicas, torch.Tensor.add_)
@@ -236,10 +287,17 @@ class ReplicaTrainStep:
         loss = self.contribution.take(self.exchange(tree).div_(self.replicas))
         seed_replica(self.seed, global_step, self.replicas)
         self.heartbeat.phase("update")
+        begin_update(self.scheduler, global_step - 1)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scheduler.step()
         return StepResult(float(loss.item()), tuple(torch.stack(losses).tolist()))
+
+    def undo(self, global_step: int) -> None:
+        """Restore buffers and RNG to what they were before `global_step`, whose exchange was not completed: nothing else has changed."""
+        self.contribution.rewind()
+        seed_replica(self.seed, global_step - 1, self.replicas)
+        self.optimizer.zero_grad(set_to_none=True)
 
     def _compute(self, batch: Batch, part: slice) -> torch.Tensor:
         """One replica's forward and backward pass; returns its mean loss. The samples are copied, so that their memory alignment cannot matter."""

@@ -15,15 +15,14 @@ from ecrl_cli.checkpoint.capture.rng import seed_rank, seed_replica
 from ecrl_cli.checkpoint.capture.train_state import Collectives, DefaultGroup, TrainState
 from ecrl_cli.checkpoint.format.train_document import NOWHERE, TrainPosition
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.strategies.foreign_restore import Unreadable, restore_foreign
+from ecrl_cli.checkpoint.strategies.foreign import Unreadable, restore_foreign
 from ecrl_cli.checkpoint.strategies.strategy import Strategy, StrategyInputs, make_strategy
 from ecrl_cli.config.checkpointers import CheckpointerKind
 from ecrl_cli.config.codec import decode, encode
-from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.config.tasks import TASKS
-from ecrl_cli.data.datasets import build_dataset
+from ecrl_cli.data.datasets import build_dataset, held_out_of
 from ecrl_cli.data.loading import BatchLoader, describe
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.data.sample_set import SampleSet
@@ -35,19 +34,22 @@ from ecrl_cli.models import build as build_model
 from ecrl_cli.records.events import DatasetRecord, FinalState
 from ecrl_cli.records.journal import Journal, read_json
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import AttemptSpec, Progress
+from ecrl_cli.records.messages import TENTHS, AttemptSpec, Progress
 from ecrl_cli.records.span_clock import SpanClock
 from ecrl_cli.records.state_digests import RestoredState, Unloadable
 from ecrl_cli.records.survivor_records import SNAPSHOT
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.storage.fs_wrapper import HeartbeatFs
 from ecrl_cli.training.control_client import Control, HeartbeatWriter
+from ecrl_cli.training.evaluation import Evaluator
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.rendezvous import Rendezvous
-from ecrl_cli.training.replicas import ReplicaAllreduce, ReplicaGradient, ReplicaTrainStep, alone
+from ecrl_cli.training.replicas import ReplicaTrainStep
 from ecrl_cli.training.state_digests import DigestSchedule
 from ecrl_cli.training.train_loop import TrainLoop
-from ecrl_cli.training.train_step import DataParallelTrainStep, TrainStep, WarmUp, wrap
+from ecrl_cli.training.train_step import DataParallelTrainStep, InPlaceTrainStep, TrainStep, WarmUp, wrap
+
+REPORT_EVERY_S = 0.05
 
 
 class Session:
@@ -61,6 +63,7 @@ class Session:
         self.heartbeat = HeartbeatWriter(control.heartbeats, self.rank)
         self.injector = Injector(layout, order.attempt, self.rank, order.pending)
         self.loop: TrainLoop | None = None
+        self._reported_place, self._reported_at = ("", 0), 0.0
 
     def train(self) -> None:
         """Join the group, load, train to the end; at the target record the final state; leave."""
@@ -121,6 +124,7 @@ class Session:
             loss=float("nan") if resumed.loss is None else resumed.loss,
             until=self.order.until,
             digests=DigestSchedule(config, self.layout, self.order.resume_step, train_state),
+            evaluator=self.evaluator(dataset, train_state) if config.evaluate.every else None,
             checkpoint_owed=self.order.memory == SNAPSHOT,  # chosen because no checkpoint is as new
         )
 
@@ -134,39 +138,43 @@ class Session:
         sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed, replicas)
         parts = (model, optimizer, train_step.scheduler, train_step.scaler, sampler)
         train_state = TrainState(*parts, self.rank, self.world_size, self.peers, replicas > 0, config.checkpoint.digest)
-        if replicas:
-            seed_replica(config.seed, self.order.resume_step, replicas)
-        else:
-            seed_rank(config.seed, self.rank, self.order.resume_step)
+        self.seed_generators()
         return train_step, sampler, train_state
+
+    def seed_generators(self) -> None:
+        """Seed this rank's streams, or with replicas the state between steps, which is the same on every rank."""
+        replicas = self.config.elastic.replicas
+        if replicas:
+            seed_replica(self.config.seed, self.order.resume_step, replicas)
+        else:
+            seed_rank(self.config.seed, self.rank, self.order.resume_step)
 
     def model(self, record: DatasetRecord) -> torch.nn.Module:
         return build_model(self.config.model, record.classes, record.shape).to(self.device)
 
-    def train_step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, record: DatasetRecord) -> DataParallelTrainStep | ReplicaTrainStep:
+    def train_step(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, record: DatasetRecord
+    ) -> DataParallelTrainStep | ReplicaTrainStep | InPlaceTrainStep:
         """A step with plain data parallelism, or with `elastic.replicas` fixed replicas."""
-        config, device, loss = self.config, self.device, TASKS.of(self.config.task.name).load()
-        scheduler, scaler = build_scheduler(config.optimizer, optimizer, config.target_steps), build_scaler(config.precision, device)
-        cast, count = autocast(config.precision, device), config.elastic.replicas
-        if not count:
-            ddp = wrap(model, WarmUp.of(config, record, device), device_ids=[device.index] if device.type == "cuda" else None)
-            model.register_forward_pre_hook(lambda *given: self.heartbeat.work())  # before it DDP waits for others
-            return DataParallelTrainStep(ddp, optimizer, scheduler, scaler, device, cast, self.heartbeat, loss)
-        return ReplicaTrainStep(
-            model=model,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            scaler=scaler,
-            device=device,
-            autocast=cast,
-            heartbeat=self.heartbeat,
-            seed=config.seed,
-            replicas=count,
-            owned=owned(count, self.rank, self.world_size),
-            exchange=ReplicaAllreduce(count, self.rank, self.world_size) if self.world_size > 1 else alone,
-            contribution=ReplicaGradient(model),
-            loss=loss,
+        config, device = self.config, self.device
+        if config.elastic.replicas:
+            return ReplicaTrainStep.of(config, model, optimizer, device, self.heartbeat).shared(self.rank, self.world_size)
+        scheduler, scaler = (
+            build_scheduler(config.optimizer, optimizer, config.target_steps, config.continued_at),
+            build_scaler(config.precision, device),
         )
+        ddp = wrap(model, WarmUp.of(config, record, device), device_ids=[device.index] if device.type == "cuda" else None)
+        model.register_forward_pre_hook(lambda *given: self.heartbeat.work())  # before it DDP waits for others
+        cast, loss = autocast(config.precision, device), TASKS.of(config.task.name).load()
+        return DataParallelTrainStep(ddp, optimizer, scheduler, scaler, device, cast, self.heartbeat, loss)
+
+    def evaluator(self, dataset: SampleSet, train_state: TrainState) -> Evaluator:
+        cast = autocast(self.config.precision, self.device)
+        held_out = self.held_out(dataset)
+        return Evaluator(self.config, self.layout, self.order.attempt, held_out, train_state, cast, self.heartbeat, self.clock)
+
+    def held_out(self, dataset: SampleSet) -> SampleSet:
+        return held_out_of(dataset)
 
     def strategy(self, train_state: TrainState) -> Strategy:
         told = (self.heartbeat.again, lambda text: self.control.notice(self.rank, text))
@@ -229,9 +237,15 @@ class Session:
             )
 
     def report(self, global_step: int, phase: str, loss: float | None = None) -> None:
-        """Report progress to the supervisor; only rank 0 does."""
-        if self.rank == 0:
-            self.control.progress(Progress(global_step, phase, monotonic(), loss))
+        """Report progress to the supervisor; only rank 0 does. Of steps in quick succession some are left out: each report wakes the supervisor,
+        which shares the cores with the ranks. Every change of phase and every tenth of the run is reported.
+        """
+        if self.rank != 0:
+            return
+        now, place = monotonic(), (phase, global_step * TENTHS // self.config.target_steps)
+        if place != self._reported_place or now - self._reported_at >= REPORT_EVERY_S:
+            self._reported_place, self._reported_at = place, now
+            self.control.progress(Progress(global_step, phase, now, loss))
 
     def finish(self, loop: TrainLoop, loss: float) -> None:
         """Stop the goodput clock, then write the final digests: only a run with this record reached its target."""
@@ -249,6 +263,7 @@ class Session:
                 optimizer_digest=digests.optimizer,
                 rng_digest=digests.rng,
                 loss=loss,
+                accuracy=final_accuracy(loop),
                 ranks=ranks,
             )
             write_json(self.logs.final, encode(final))
@@ -260,6 +275,14 @@ class Session:
         loop.strategy.close()
         self.clock.close()
         self.peers.barrier()  # no rank exits while another may still send to it; the process then exits without destroying the group
+
+
+def final_accuracy(loop: TrainLoop) -> float | None:
+    """The accuracy at the target, if it was measured and the task has one."""
+    evaluator = loop.evaluator
+    if evaluator is None or evaluator.result is None or evaluator.result_step != loop.global_step:
+        return None
+    return evaluator.result.get("accuracy")
 
 
 def make_deterministic(config: RunConfig, rank: int) -> torch.device:

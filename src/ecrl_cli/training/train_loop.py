@@ -17,11 +17,13 @@ from ecrl_cli.data.order import ResumableGlobalBatchSampler, ids_hash
 from ecrl_cli.errors import LossNotFinite
 from ecrl_cli.failures.injector import Injector
 from ecrl_cli.linux.clock import monotonic, wall
+from ecrl_cli.records.evaluations import evaluation_due
 from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.span_clock import SpanClock
 from ecrl_cli.records.state_digests import RANK_COMPONENTS
 from ecrl_cli.training.control_client import HeartbeatWriter
+from ecrl_cli.training.evaluation import Evaluator
 from ecrl_cli.training.state_digests import DigestSchedule
 from ecrl_cli.training.train_step import StepResult, TrainStep
 
@@ -57,6 +59,8 @@ class TrainLoop:
     until: int | None = None
     digests: DigestSchedule | None = None  # None: no digests of the state are logged
     state_digest: str = ""  # that of the last step, if one was logged behind it
+    evaluator: Evaluator | None = None  # None: quality is not measured
+    stopping: bool = False  # whether `until` was agreed on because the run is to stop
     checkpoint_owed: bool = False  # whether the step that this attempt continues from is in memory only, so that a checkpoint due at it is missing
 
     @property
@@ -68,6 +72,9 @@ class TrainLoop:
         if self.global_step:  # faults planned at this boundary are still pending if the run was stopped before them
             self.injector.at_boundary(self.global_step, self.flush)
         self.check_stop()
+        if self.evaluator is not None and self.global_step and self.evaluator.owed(self.global_step) and not self.stopping_here():
+            self.clock.global_step = self.global_step  # its time counts for the step that it is behind
+            self.evaluate(self.evaluator)
         if prepared := self.checkpoint_owed and self.checkpoint_due():
             self.clock.global_step = self.global_step  # the save's time counts for the step that it saves
             self.strategy.prepare()
@@ -81,6 +88,8 @@ class TrainLoop:
                 self.clock.switch("warm_up")
                 self.strategy.prepare()
                 prepared = True
+            if self.evaluator is not None and evaluation_due(self.config, self.global_step) and not self.stopping_here():
+                self.evaluate(self.evaluator)
             if self.checkpoint_due():
                 self.save()
             elif self.snapshot_due():
@@ -91,6 +100,15 @@ class TrainLoop:
         if self.until is not None or self.config.checkpoint.final:
             self.strategy.confirm(self.global_step)
         return self.loss
+
+    def evaluate(self, evaluator: Evaluator) -> None:
+        """Measure quality, before the checkpoint of the step: who resumes from that finds it on record, but for one that a stop left out."""
+        self.report(self.global_step, "evaluating", self.loss)
+        evaluator.evaluate(self.global_step)
+
+    def stopping_here(self) -> bool:
+        """Whether this is the step behind which the run stops: its grace time is for the checkpoint, and the next attempt evaluates."""
+        return self.stopping and self.global_step == self.until
 
     def save(self, *, snapshot_taken: bool = False) -> None:
         """Save a checkpoint. `snapshot_taken`: an earlier attempt did the step and it is in memory already, so no snapshot is taken."""
@@ -117,7 +135,7 @@ class TrainLoop:
         """
         behind = self.heartbeat.stop_behind(self.global_step)
         if behind is not None and behind < self.end:
-            self.until = behind
+            self.until, self.stopping = behind, True
 
     def step(self) -> None:
         """One committed step: read this rank's shard, train, advance the cursor, log."""
@@ -176,6 +194,7 @@ class TrainLoop:
 
     def checkpoint_due(self) -> bool:
         last = self.global_step == self.end and (self.until is not None or self.config.checkpoint.final)
+        last |= self.config.checkpoint.final and self.global_step in self.config.continued_at
         return last or self.global_step % self.config.checkpoint.every == 0
 
     def snapshot_due(self) -> bool:

@@ -27,7 +27,7 @@ from ecrl_cli.records.events import DatasetRecord
 from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup, PeersLost, group_of_one
 from ecrl_cli.training.control_client import HeartbeatWriter
 from ecrl_cli.training.losses import classification
-from ecrl_cli.training.optimization import autocast
+from ecrl_cli.training.optimization import autocast, begin_update
 
 _SAMPLES = 2  # the batch size does not change the order in which gradients arrive; BatchNorm needs two
 _NAMED = 3
@@ -105,6 +105,22 @@ class TrainStep(Protocol):
         """Do the step `global_step` with this rank's samples. Collective."""
 
 
+class InPlaceTrainStep(TrainStep, Protocol):
+    """A step that survives the death of peers. One object for all attempts of its process; `interrupted`: the step that deaths aborted, else 0."""
+
+    interrupted: int
+
+    @property
+    def scheduler(self) -> torch.optim.lr_scheduler.LRScheduler: ...
+    @property
+    def scaler(self) -> Any: ...
+    def assign(self, peers: FaultTolerantGroup, heartbeat: HeartbeatWriter, store_rank_state: Keep) -> None:
+        """Join the group `peers`; `store_rank_state` stores bytes for a step where they survive this rank."""
+
+    def keep_state(self, global_step: int, loss: float) -> None:
+        """Store this rank's own state after `global_step`, if it has any, beside `loss`."""
+
+
 @dataclass
 class DataParallelTrainStep:
     """The DDP-wrapped model and everything that updates it."""
@@ -129,6 +145,7 @@ class DataParallelTrainStep:
         self.scaler.scale(loss).backward()
         self.exchanged(global_step, loss)
         self.heartbeat.phase("update")
+        begin_update(self.scheduler, global_step - 1)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scheduler.step()
@@ -144,6 +161,7 @@ class FaultTolerantTrainStep(DataParallelTrainStep):
     """`model`: not wrapped in DDP. The object is reused across attempts; `assign` does that for each."""
 
     warm_up: WarmUp = field(kw_only=True)
+    interrupted: int = 0
 
     def __post_init__(self) -> None:
         self._bare = self.model
@@ -156,7 +174,7 @@ class FaultTolerantTrainStep(DataParallelTrainStep):
 
     def assign(self, peers: FaultTolerantGroup, heartbeat: HeartbeatWriter, store_rank_state: Keep) -> None:
         """Join the group `peers`; `store_rank_state` stores bytes for a step where they survive this rank."""
-        self._peers, self.heartbeat, self._keep = peers, heartbeat, store_rank_state
+        self._peers, self.heartbeat, self._keep, self.interrupted = peers, heartbeat, store_rank_state, 0
 
     def keep_state(self, global_step: int, loss: float) -> None:
         """Store this rank's own state after `global_step`, its loss and RNG states."""
@@ -165,13 +183,16 @@ class FaultTolerantTrainStep(DataParallelTrainStep):
 
     def run(self, batch: Batch, global_step: int) -> StepResult:
         """PeersLost if the step is aborted: this rank's state is then rolled back to before the step."""
+        self.interrupted = global_step
         self._peers.begin(global_step)
         before = [buffer.clone() for buffer in self._buffers]
         try:
-            return super().run(batch, global_step)
+            result = super().run(batch, global_step)
         except PeersLost:
             self._roll_back(before)
             raise
+        self.interrupted = 0
+        return result
 
     def exchanged(self, global_step: int, loss: torch.Tensor) -> None:
         """Finish the all-reduce. The RNG states are stored first: nothing is drawn after the backward pass, so they are those after the step."""

@@ -18,6 +18,7 @@ from ecrl_cli.checkpoint.capture.train_state import RankStates, TrainState
 from ecrl_cli.checkpoint.format.image import ImagePlan, PartPlace, TensorSpec, plan_image, round_up
 from ecrl_cli.checkpoint.format.names import PART_OF, step_name
 from ecrl_cli.errors import StorageError
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.storage.writing import BLOCK
 
 
@@ -61,22 +62,26 @@ class StagingBuffer:
         for offset, header in layout.plan.headers:
             memory.view[offset : offset + len(header)] = header
         self._views = {place.spec.name: tensor_at(memory.view, place) for place in layout.plan.tensors}
+        self.copied_s = 0.0
         self._stream: Any = None
         if device.type == "cuda":
             self._pin()
 
     def capture(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Copy `tensors` into the buffer; returns once the copies are finished."""
+        """Copy `tensors` into the buffer; returns once the copies are finished, and keeps the seconds in `copied_s`. On a GPU they include the
+        kernels that were still to run before."""
+        began = monotonic()
         targets = [self._views[name] for name in tensors]
         with torch.no_grad():
             if self._stream is None:
                 torch._foreach_copy_(targets, list(tensors.values()))
-                return
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(self._stream):
-                torch._foreach_copy_(targets, list(tensors.values()), non_blocking=True)
-            # the next optimizer step must not overtake the copies, and the buffer is handed over as a finished image
-            self._stream.synchronize()
+            else:
+                self._stream.wait_stream(torch.cuda.current_stream(self._device))
+                with torch.cuda.stream(self._stream):
+                    torch._foreach_copy_(targets, list(tensors.values()), non_blocking=True)
+                # the next optimizer step must not overtake the copies, and the buffer is handed over as a finished image
+                self._stream.synchronize()
+        self.copied_s = monotonic() - began
 
     def serialize(self, train: bytes) -> int:
         """format=torch: write the captured tensors and train.json as one torch.save file after the image; returns its length in bytes. StorageError
@@ -135,9 +140,11 @@ class CapturePlanner:
         self._signature = (-1, -1)
         self._expected: list[tuple[torch.Size, torch.dtype]] = []
         self.found: dict[str, torch.Tensor] = {}
+        self.copied_s = 0.0  # of the capture since
 
     def refresh(self, gathered: RankStates) -> BufferLayout:
         """Look up the live tensors (into `found`); returns the layout, planned again if it does not fit them."""
+        self.copied_s = 0.0
         if self._layout is None or self._signature != self.train_state.signature():
             self._plan(gathered)
         self._look_up(gathered)

@@ -13,7 +13,7 @@ TRAIN_VERSION = 1  # of train.json
 DIGEST = DIGESTS[0]  # of those that checkpoint.digest may be
 
 MANIFEST, COMMIT, TRAIN = "MANIFEST.json", "COMMIT.json", "train.json"
-PAGE = "ecrl.json"  # beside the files of another checkpointer
+STEP_METADATA = "ecrl.json"  # beside the files of another checkpointer
 LATEST, LATEST_OK = "latest.json", "latest_ok"
 LEASE = ".attempt"
 STAGE_PREFIX, TRASH_PREFIX, REJECTED_PREFIX = ".stage_", ".trash_", ".rejected_"

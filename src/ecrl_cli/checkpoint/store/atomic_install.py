@@ -20,7 +20,7 @@ from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.hashing import ImageHasher
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.manifest import Commit, Manifest, PartEntry, make_commit
-from ecrl_cli.checkpoint.format.names import COMMIT, DIGEST, FORMAT_VERSION, MANIFEST, PAGE, STAGE_PREFIX, step_name
+from ecrl_cli.checkpoint.format.names import COMMIT, DIGEST, FORMAT_VERSION, MANIFEST, STAGE_PREFIX, STEP_METADATA, step_name
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import StorageError
 from ecrl_cli.linux.clock import monotonic
@@ -206,7 +206,7 @@ def sidecar_of(path: Path) -> Path:
 
 def remove_group(fs: Fs, folder: Path) -> None:
     """Remove a checkpoint's folder, the commit first, so that a partly removed one never counts."""
-    for name in sorted(fs.listdir(folder), key=lambda name: name not in (COMMIT, PAGE)):
+    for name in sorted(fs.listdir(folder), key=lambda name: name not in (COMMIT, STEP_METADATA)):
         try:
             fs.unlink(folder / name)
         except StorageError as error:

@@ -21,7 +21,7 @@ from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, MAX_MANIFEST, Commit
 from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_NAME, TRAIN, must_be_finite
 from ecrl_cli.checkpoint.format.tensor_table import TENSOR_FILES, all_finite, tensor_table
 from ecrl_cli.checkpoint.format.train_document import check_place, check_train_document
-from ecrl_cli.checkpoint.store.step_page import StepPage, check_step, read_page, step_in
+from ecrl_cli.checkpoint.store.step_metadata import StepMetadata, check_step, read_step_metadata, step_in
 from ecrl_cli.config.checkpointers import CheckpointerKind
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
@@ -40,7 +40,7 @@ class IntegrityConfig:
 
     `hmac_key`: the key of the commit record's required MAC (empty: a MAC is ignored). `finite`: checkpoint.finite, which tensors may hold
     neither NaN nor infinity. `restorable`: train.json must have all fields that a rank restores from, of the manifest's step and window.
-    `checkpointer`: whose format it has, if not ECRL's: then only the page beside its files is checked, and that they are complete by name.
+    `checkpointer`: whose format it has, if not ECRL's: then only the metadata beside its files is checked, and that they are complete by name.
     """
 
     run_id: str = ""
@@ -112,23 +112,23 @@ def verify_checkpoint(path: Path, config: IntegrityConfig | None = None, fs: Fs 
 
 
 def examine_step(path: Path, step: int, config: IntegrityConfig, fs: Fs) -> IntegrityReport:
-    """Check the folder `path` of a `step` in the format of `config.checkpointer`: the page, and that the last file is there."""
+    """Check the folder `path` of a `step` in the format of `config.checkpointer`: the metadata, and that the last file is there."""
     assert config.checkpointer is not None
-    page: StepPage | None = None
+    metadata: StepMetadata | None = None
     refused: CheckpointRejected | None = None
     try:
         with layer("commit"):
-            page = read_page(fs, path, trust_owner=config.trust_owner)
-            if config.run_id and page.run_id != config.run_id:
-                raise ValueError(f"belongs to run {page.run_id[:8]}")
+            metadata = read_step_metadata(fs, path, trust_owner=config.trust_owner)
+            if config.run_id and metadata.run_id != config.run_id:
+                raise ValueError(f"belongs to run {metadata.run_id[:8]}")
         with layer("parts"):
-            check_step(fs, path, step, page, config.checkpointer)
+            check_step(fs, path, step, metadata, config.checkpointer)
     except CheckpointRejected as error:
         refused = error
-    if page is None:
+    if metadata is None:
         return report_of(path, OpenCheckpoint(), refused)
-    report = report_of(path, OpenCheckpoint(train=canonical_json(page.train)), refused)
-    return replace(report, global_step=page.global_step, attempt=page.attempt, run_id=page.run_id, commit_sha256=page.sha256)
+    report = report_of(path, OpenCheckpoint(train=canonical_json(metadata.train)), refused)
+    return replace(report, global_step=metadata.global_step, attempt=metadata.attempt, run_id=metadata.run_id, commit_sha256=metadata.sha256)
 
 
 @contextmanager

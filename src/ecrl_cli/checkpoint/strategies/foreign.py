@@ -1,7 +1,7 @@
-"""Strategies whose checkpoints another checkpointer writes, in its own format: a folder per step with ECRL's page beside its files.
+"""Strategies whose checkpoints another checkpointer writes, in its own format: a folder per step with ECRL's metadata beside its files.
 
 The state is what a careful user would give it: parameters, buffers, optimizer state and every rank's generators as tensors; cursor, schedule and the
-optimizer's settings are on the page. It is handed over as it lies in the model: copying it, where that is needed, is the checkpointer's business.
+optimizer's settings are in the metadata. It is handed over as it lies in the model: copying it, where that is needed, is the checkpointer's business.
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ from pathlib import Path
 from typing import Self
 
 import torch
+import torch.distributed as dist
 
-from ecrl_cli.checkpoint.capture.tensor_sources import spec_of
-from ecrl_cli.checkpoint.capture.train_state import RankStates
+from ecrl_cli.checkpoint.capture.tensor_sources import dtype_of, spec_of
+from ecrl_cli.checkpoint.capture.train_state import RankStates, TrainState
 from ecrl_cli.checkpoint.checkpointers.checkpointer import Checkpointer, State
 from ecrl_cli.checkpoint.format.canonical_json import parse
-from ecrl_cli.checkpoint.format.names import PAGE, TRASH_PREFIX, step_name
+from ecrl_cli.checkpoint.format.names import STEP_METADATA, TRASH_PREFIX, step_name
 from ecrl_cli.checkpoint.format.train_document import NOWHERE, TrainPosition
 from ecrl_cli.checkpoint.store import catalog
-from ecrl_cli.checkpoint.store.catalog import entry_of
+from ecrl_cli.checkpoint.store.catalog import PASSING, entry_of
 from ecrl_cli.checkpoint.store.checkpoint_log import SaveTimes
-from ecrl_cli.checkpoint.store.step_page import StepPage, size_of
+from ecrl_cli.checkpoint.store.step_metadata import StepMetadata, check_step, read_step_metadata, size_of, step_in
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved
 from ecrl_cli.checkpoint.strategies.strategy import StrategyContext, StrategyInputs
 from ecrl_cli.config.checkpointers import CheckpointerKind
 from ecrl_cli.config.strategies import strategy_of
-from ecrl_cli.errors import CheckpointConflict, EcrlError, StorageError, first_line
+from ecrl_cli.errors import CheckpointConflict, ConfigError, EcrlError, StorageError, first_line
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.storage.files import write_whole
+from ecrl_cli.storage.fs import PosixFs
 
 
 class ForeignStrategy(ABC):
-    """What both have in common: the state, the page, the log, retention, and what is left of a save that failed."""
+    """What both have in common: the state, the metadata, the log, retention, and what is left of a save that failed."""
 
     def __init__(self, context: StrategyContext, store: CheckpointStore, kind: CheckpointerKind) -> None:
         self._context, self._store, self._kind = context, store, kind
@@ -87,7 +89,7 @@ class ForeignStrategy(ABC):
         return monotonic()
 
     def _opened(self, progress: TrainPosition, gathered: RankStates, state: State) -> str:
-        """Rank 0 makes the step's folder with its page, while the others wait if they write too; returns the page's SHA-256, "" on other ranks.
+        """Rank 0 makes the step's folder with its metadata, while the others wait if they write too; returns its SHA-256, "" on other ranks.
 
         StorageError on every rank that waited if rank 0 could not: none of them may begin a save that the others do not take part in.
         """
@@ -110,17 +112,17 @@ class ForeignStrategy(ABC):
         context, folder = self._context, self._folder(progress.global_step)
         train = parse(context.train_state.train_document(progress, gathered.line_chain))
         tensors = tuple(spec_of(name, tensor) for name, tensor in state.items())
-        page = StepPage(context.run_id, context.attempt, progress.global_step, self._kind.name, tensors, train)
+        metadata = StepMetadata(context.run_id, context.attempt, progress.global_step, self._kind.name, tensors, train)
         try:
             self._store.fs.mkdir(folder)
-            write_whole(folder / PAGE, page.encoded(), durable=self._kind.durable)
+            write_whole(folder / STEP_METADATA, metadata.encoded(), durable=self._kind.durable)
         except StorageError as error:
             if error.errno != errno.EEXIST:
                 raise
             raise CheckpointConflict("checkpoints", f"{folder.name} is there already", "nothing was overwritten; verify the run") from error
         except OSError as error:
-            raise StorageError.of("write", folder / PAGE, error) from error
-        return page.sha256
+            raise StorageError.of("write", folder / STEP_METADATA, error) from error
+        return metadata.sha256
 
     def _committed(self, step: int, sha256: str, times: SaveTimes) -> None:
         """Log the save as committed, then apply retention, whose errors do not make it a failed one."""
@@ -239,3 +241,49 @@ def described(kind: CheckpointerKind, error: BaseException) -> EcrlError:
     if isinstance(error, OSError):
         return StorageError.of(kind.name, error.filename, error)
     return EcrlError(kind.name, first_line(error), "read the output of rank 0")
+
+
+class Unreadable(EcrlError):
+    """The checkpointer could not load a checkpoint. Not incurable: the next attempt takes the one before."""
+
+    code = "unreadable"
+
+
+def restore_foreign(train_state: TrainState, kind: CheckpointerKind, path: Path, sha256: str) -> TrainPosition:
+    """Restore the step in the folder `path`, whose metadata hashes to `sha256`; returns this rank's position.
+
+    Unreadable with what the checkpointer raised, unless that is no fault of the checkpoint: then EcrlError, and the next attempt tries it again.
+    ConfigError if it holds the state of another model or optimizer.
+    """
+    try:
+        metadata = read_step_metadata(PosixFs(), path)
+        check_step(PosixFs(), path, step_in(path), metadata, kind)
+        if metadata.sha256 != sha256:
+            raise ValueError(f"is {metadata.sha256[:8]}, not {sha256[:8]}")
+        checkpointer: Checkpointer = kind.load()()
+        like = {spec.name: torch.empty(spec.shape, dtype=dtype_of(spec)) for spec in metadata.tensors}
+        tensors = checkpointer.load(like, path / kind.state)
+        if different := sorted(tensors.keys() ^ like.keys()):
+            raise ValueError(f"{kind.name} loads other tensors than were saved (first difference: {different[0][:80]})")
+        return train_state.become(tensors, metadata.train)
+    except (ConfigError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # torch.distributed.checkpoint raises what is no Exception
+        text = first_line(error)
+        if _passing(error):
+            raise EcrlError("restore", f"{path.name}: {kind.name} did not load it ({text})", "the next attempt tries it again") from error
+        raise Unreadable("restore", f"{path.name}: {kind.name} cannot load it ({text})", "the next attempt takes the one before") from error
+
+
+def _passing(error: BaseException) -> bool:
+    """Whether `error` says nothing about the checkpoint: a peer died while all ranks were loading, or this process lacks descriptors or memory.
+
+    torch.distributed.checkpoint raises one error for all ranks, with what each of them met.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException  # takes a second to import: only where something failed
+
+    if isinstance(error, CheckpointException):
+        return any(_passing(of_rank) for of_rank, _ in error.failures.values())
+    if isinstance(error, OSError | StorageError):
+        return isinstance(error, ConnectionError | TimeoutError) or error.errno in PASSING
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))  # gloo names its source file

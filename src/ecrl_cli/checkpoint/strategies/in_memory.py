@@ -23,7 +23,7 @@ class MappedSnapshot:
 
     def __init__(self, memory: Memory, layout: BufferLayout, slot: StagingBuffer) -> None:
         self.layout, self.slot = layout, slot
-        self.page = SnapshotRecord(memory.view, layout.plan.nbytes, layout.plan.parts)
+        self.record = SnapshotRecord(memory.view, layout.plan.nbytes, layout.plan.parts)
 
 
 class InMemoryStrategy(OverlappedStrategy):
@@ -33,7 +33,7 @@ class InMemoryStrategy(OverlappedStrategy):
         super().__init__(context, max_inflight)
         self._snapshots = snapshots
         self._snapshotter = CapturePlanner(context.train_state, "")
-        self._desks: dict[int, MappedSnapshot] = {}
+        self._mapped: dict[int, MappedSnapshot] = {}
         self._next = 0
 
     @classmethod
@@ -51,41 +51,41 @@ class InMemoryStrategy(OverlappedStrategy):
             free = self._snapshots.free()
             self._next = free[0]
             for number in free:
-                self._desk(number, layout, train)
+                self._map(number, layout, train)
 
     def snapshot(self, progress: TrainPosition) -> None:
         context = self._context
         context.clock.switch("sync")
-        if context.writes and self._next in self._desks:
-            self._desks[self._next].page.withdraw()
+        if context.writes and self._next in self._mapped:
+            self._mapped[self._next].record.withdraw()
         gathered = context.train_state.gather(progress)
         if context.writes:
             context.clock.switch("snapshot")
             self._copy(progress, gathered)
 
     def close(self) -> None:
-        for desk in self._desks.values():
-            desk.slot.close()
-        self._desks = {}
+        for mapped in self._mapped.values():
+            mapped.slot.close()
+        self._mapped = {}
         super().close()
 
     def _copy(self, progress: TrainPosition, gathered: RankStates) -> None:
         layout, train = self._snapshotter.refresh(gathered), self._context.train_state.train_document(progress, gathered.line_chain)
-        desk = self._desk(self._next, layout, train)
-        desk.page.withdraw()
-        desk.slot.capture(self._snapshotter.found)
-        desk.page.commit(progress.global_step, self._context.attempt, train)
+        mapped = self._map(self._next, layout, train)
+        mapped.record.withdraw()
+        mapped.slot.capture(self._snapshotter.found)
+        mapped.record.commit(progress.global_step, self._context.attempt, train)
         self._next = 1 - self._next
 
-    def _desk(self, number: int, layout: BufferLayout, train: bytes) -> MappedSnapshot:
+    def _map(self, number: int, layout: BufferLayout, train: bytes) -> MappedSnapshot:
         """File `number`, mapped; mapped anew if the state's structure has changed or train.json no longer fits."""
-        desk = self._desks.get(number)
-        if desk is not None and desk.layout == layout and desk.page.fits(train):
-            return desk
-        if desk is not None:
-            desk.slot.close()
+        mapped = self._mapped.get(number)
+        if mapped is not None and mapped.layout == layout and mapped.record.fits(train):
+            return mapped
+        if mapped is not None:
+            mapped.slot.close()
         self._snapshots.withdraw(number)
         nbytes = self._snapshots.make_room(number, room(layout.plan.nbytes, layout.plan.parts, train))
         memory = Memory(os.dup(self._snapshots.fds[number]), nbytes)
-        self._desks[number] = MappedSnapshot(memory, layout, StagingBuffer(memory, layout, self._context.train_state.device))
-        return self._desks[number]
+        self._mapped[number] = MappedSnapshot(memory, layout, StagingBuffer(memory, layout, self._context.train_state.device))
+        return self._mapped[number]

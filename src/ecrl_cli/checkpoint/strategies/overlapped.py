@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Self
 
-from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.capture.staging_buffer import BufferLayout, StagingBuffer
 from ecrl_cli.checkpoint.capture.train_state import RankStates
 from ecrl_cli.checkpoint.format.image import CheckpointImage
@@ -134,7 +133,7 @@ class OverlappedStrategy:
     def _connected(self, layout: BufferLayout) -> WriterClient | None:
         context, client = self._context, None
         try:
-            client = WriterClient(context.layout, lambda memory: self._slot(memory, layout))
+            client = WriterClient(context.layout, lambda memory: StagingBuffer(memory, layout, context.train_state.device))
             client.open(context.attempt, layout.nbytes, self._max_inflight, layout.plan.parts)
             if self._deferral is not None:
                 self._deferral.begin(client, context.snapshotter.found)
@@ -143,9 +142,6 @@ class OverlappedStrategy:
                 client.close()
             return None
         return client
-
-    def _slot(self, memory: Memory, layout: BufferLayout) -> StagingBuffer:
-        return StagingBuffer(memory, layout, self._context.train_state.device)
 
     def _drop(self) -> None:
         self._hear_failure()

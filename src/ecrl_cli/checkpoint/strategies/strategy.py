@@ -136,6 +136,7 @@ class StrategyContext:
         train.json."""
         self.clock.switch("snapshot")
         slot.capture({name: tensor for name, tensor in self.snapshotter.found.items() if name not in later})
+        self.snapshotter.copied_s = slot.copied_s
         train = self.train_state.train_document(progress, gathered.line_chain)
         serialized = 0
         if slot.layout.suffix == ".pt":
@@ -163,7 +164,16 @@ class StrategyContext:
         """Log the checkpoint as submitted, before anything is handed over. `deferred_bytes`: left to the writer to copy; `reason`: why none is."""
         spent = self.clock.duration
         seconds = {f"{name}_s": spent(name) for name in ("snapshot", "serialize", "backpressure")}
-        self.log.write("submitted", global_step, bytes=nbytes, inflight=inflight, deferred_bytes=deferred_bytes, reason=reason or None, **seconds)
+        self.log.write(
+            "submitted",
+            global_step,
+            bytes=nbytes,
+            inflight=inflight,
+            deferred_bytes=deferred_bytes,
+            reason=reason or None,
+            **seconds,
+            copy_s=self.snapshotter.copied_s,
+        )
 
 
 def make_strategy(inputs: StrategyInputs) -> Strategy:

@@ -12,7 +12,7 @@ import math
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ecrl_cli.config.codec import encode, flat
 from ecrl_cli.config.trackers import TRACKERS
 from ecrl_cli.errors import EcrlError, first_line
 from ecrl_cli.records.journal import read_json
-from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.layout import AttemptLayout, RunLayout
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.runs.tracking.sinks import Tracker
 from ecrl_cli.storage.files import write_json
@@ -31,14 +31,16 @@ FIGURES = ("goodput", "wall_s", "restarts", "replayed_steps", "committed_steps")
 
 
 class Follower:
-    """`place` empty: a folder in the run directory. `said`: the last step that the tracker has been told."""
+    """`place` empty: a folder in the run directory. `said`: the last step that the tracker has been told; `evaluated`: the last of those that were
+    evaluated."""
 
     def __init__(self, run: Path, name: str, place: str) -> None:
         self.layout = RunLayout(run)
         stored = read_run_config(self.layout)
         self._state = run / FOLDER / f"{name}.json"
         self._state.parent.mkdir(exist_ok=True)
-        self.said = int(read_json(self._state)["step"]) if self._state.exists() else 0
+        before = read_json(self._state) if self._state.exists() else {}
+        self.said, self.evaluated = int(before.get("step", 0)), int(before.get("evaluated", 0))
         self._read: dict[Path, int] = {}
         self._time: float | None = None
         config = {key: value for key, value in flat(encode(stored.config)) if value not in ("", [], {})}
@@ -46,21 +48,26 @@ class Follower:
         self.tracker: Tracker = TRACKERS.of(name).load()(place or str(run / FOLDER / name), run.name, ident, config)
 
     def more(self) -> None:
-        """Tells the tracker the steps that have come since; a step that is done again is not said again."""
-        for line in self._new_lines():
-            step, losses = int(line["global_step"]), line["loss"]
-            if step <= self.said:
-                continue
-            loss = math.fsum(losses) / len(losses) if isinstance(losses, list) else float(losses)
-            values = {"loss": loss, "step_seconds": float(line["seconds"]), "attempt": float(line["attempt"])}
-            if line.get("lr") is not None:
-                values["learning_rate"] = float(line["lr"])
-            self.tracker.step(step, values)
-            self.said = step
+        """Tells the tracker the steps and evaluations that have come since, in order; what is done again is not said again."""
+        # Rank 0's lines are read first: an evaluation is recorded before the line of the next step, so that none of these steps lacks its own.
+        steps = [(int(line["global_step"]), 0, line) for line in self._new_lines(lambda logs: logs.rank(0))]
+        evaluations = [(int(line["global_step"]), 1, line) for line in self._new_lines(lambda logs: logs.evaluations)]
+        for step, kind, line in sorted([*steps, *evaluations], key=lambda item: item[:2]):
+            if kind:
+                self._say_evaluation(step, line)
+            elif step > self.said:
+                self.tracker.step(step, _figures(line))
+                self.said = step
 
-    def _new_lines(self) -> Iterator[dict[str, Any]]:
-        """The whole lines that rank 0 has added in any attempt."""
-        for path in (self.layout.attempt(attempt).rank(0) for attempt in self.layout.attempts()):
+    def _say_evaluation(self, step: int, line: dict[str, Any]) -> None:
+        if step <= self.evaluated:
+            return
+        self.tracker.step(step, {f"held_out_{name}": float(value) for name, value in line["measures"].items()})
+        self.evaluated = step
+
+    def _new_lines(self, of: Callable[[AttemptLayout], Path]) -> Iterator[dict[str, Any]]:
+        """The whole lines that have been added to that file of any attempt."""
+        for path in (of(self.layout.attempt(attempt)) for attempt in self.layout.attempts()):
             if not path.exists():
                 continue
             with path.open("rb") as file:
@@ -78,13 +85,21 @@ class Follower:
             metrics = read_json(self.layout.metrics)
             values = {key: float(metrics[key]) for key in FIGURES if isinstance(metrics.get(key), int | float)}
             final = metrics.get("final") or {}
-            values |= {"final_loss": float(final["loss"])} if isinstance(final.get("loss"), float) else {}
+            values |= {f"final_{name}": float(final[name]) for name in ("loss", "accuracy") if isinstance(final.get(name), float)}
             words["status"] = str(metrics.get("terminal_status"))
         if self.layout.verdict.exists():
             words["verdict"] = str(read_json(self.layout.verdict)["status"])
         self.tracker.summary(self.said, values, words)
         self.tracker.close()
-        write_json(self._state, {"step": self.said}, durable=False)
+        write_json(self._state, {"step": self.said, "evaluated": self.evaluated}, durable=False)
+
+
+def _figures(line: dict[str, Any]) -> dict[str, float]:
+    """The figures of a line of rank 0."""
+    losses = line["loss"]
+    loss = math.fsum(losses) / len(losses) if isinstance(losses, list) else float(losses)
+    values = {"loss": loss, "step_seconds": float(line["seconds"]), "attempt": float(line["attempt"])}
+    return values | ({"learning_rate": float(line["lr"])} if line.get("lr") is not None else {})
 
 
 def main(run: str, name: str, place: str) -> int:

@@ -1,7 +1,7 @@
-"""A step in the format of another checkpointer: a folder with its files and ECRL's page about them. Torch-free.
+"""A step in the format of another checkpointer: a folder with its files and ECRL's metadata about them. Torch-free.
 
-The page has what the checkpointer need not know: the run, the attempt, where training stands, which tensors there are. What the checkpointer's own
-files hold only the checkpointer can read: nothing here vouches for it.
+The metadata has what the checkpointer need not know: the run, the attempt, where training stands, which tensors there are. What the checkpointer's
+own files hold only the checkpointer can read: nothing here vouches for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse_canonical
 from ecrl_cli.checkpoint.format.image import DTYPES, TensorSpec
-from ecrl_cli.checkpoint.format.names import PAGE, STEP_NAME
+from ecrl_cli.checkpoint.format.names import STEP_METADATA, STEP_NAME
 from ecrl_cli.checkpoint.format.train_document import check_train_document
 from ecrl_cli.config.checkpointers import CheckpointerKind
 from ecrl_cli.storage.fs import FOLDER, Fs
@@ -27,8 +27,8 @@ _KEYS = {"schema_version", "run_id", "attempt", "global_step", "checkpointer", "
 
 
 @dataclass(frozen=True)
-class StepPage:
-    """`train`: the content of train.json, with the line chain of every rank, so that no two saves have the same page."""
+class StepMetadata:
+    """`train`: the content of train.json, with the line chain of every rank, so that no two saves have the same metadata."""
 
     run_id: str
     attempt: int
@@ -51,28 +51,28 @@ class StepPage:
 
     @property
     def sha256(self) -> str:
-        """Of the page's bytes: it names the checkpoint in the records, where the commit's stands for one of ECRL's own."""
+        """Of the metadata's bytes: it names the checkpoint in the records, where the commit's stands for one of ECRL's own."""
         return hashlib.sha256(self.encoded()).hexdigest()
 
 
-def read_page(fs: Fs, folder: Path, *, trust_owner: bool = True) -> StepPage:
-    """The page in `folder`; StorageError, RefusedFile or ValueError if it cannot be read or is none."""
+def read_step_metadata(fs: Fs, folder: Path, *, trust_owner: bool = True) -> StepMetadata:
+    """The metadata in `folder`; StorageError, RefusedFile or ValueError if it cannot be read or is none."""
     with ExitStack() as stack:
         there = fs.open(folder, FOLDER)
         stack.callback(fs.close, there)
-        fd, size = open_regular(fs, there, PAGE, trust_owner=trust_owner)
+        fd, size = open_regular(fs, there, STEP_METADATA, trust_owner=trust_owner)
         stack.callback(fs.close, fd)
         data = read_small(fs, fd, size, _MOST)
     found = parse_canonical(data)
     if not isinstance(found, dict) or found.keys() != _KEYS or found["schema_version"] != VERSION:
-        raise ValueError(f"{PAGE} is no page of a step")
+        raise ValueError(f"{STEP_METADATA} is no metadata of a step")
     if type(found["attempt"]) is not int or type(found["global_step"]) is not int or not isinstance(found["run_id"], str):
-        raise ValueError(f"{PAGE} names no run, attempt and step")
+        raise ValueError(f"{STEP_METADATA} names no run, attempt and step")
     if not isinstance(found["tensors"], list) or not all(_is_spec(each) for each in found["tensors"]):
-        raise ValueError(f"{PAGE} has no list of tensors")
+        raise ValueError(f"{STEP_METADATA} has no list of tensors")
     check_train_document(canonical_json(found["train"]))
     tensors = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in found["tensors"])
-    return StepPage(found["run_id"], found["attempt"], found["global_step"], str(found["checkpointer"]), tensors, found["train"])
+    return StepMetadata(found["run_id"], found["attempt"], found["global_step"], str(found["checkpointer"]), tensors, found["train"])
 
 
 def _is_spec(value: Any) -> bool:
@@ -82,12 +82,12 @@ def _is_spec(value: Any) -> bool:
     return value[1] in DTYPES and all(type(size) is int and size >= 0 for size in value[2])
 
 
-def check_step(fs: Fs, folder: Path, step: int, page: StepPage, kind: CheckpointerKind) -> None:
-    """ValueError, or StorageError of a file that is not there, unless the page is of this step and checkpointer and all has been written."""
-    if page.global_step != step:
-        raise ValueError(f"{PAGE} says step {page.global_step} under the name of step {step}")
-    if page.checkpointer != kind.name:
-        raise ValueError(f"{PAGE} says that {page.checkpointer[:80]} wrote it, the run saves with {kind.name}")
+def check_step(fs: Fs, folder: Path, step: int, metadata: StepMetadata, kind: CheckpointerKind) -> None:
+    """ValueError, or StorageError of a file that is not there, unless the metadata is of this step and checkpointer and all has been written."""
+    if metadata.global_step != step:
+        raise ValueError(f"{STEP_METADATA} says step {metadata.global_step} under the name of step {step}")
+    if metadata.checkpointer != kind.name:
+        raise ValueError(f"{STEP_METADATA} says that {metadata.checkpointer[:80]} wrote it, the run saves with {kind.name}")
     fs.stat(folder / kind.committed)
 
 
@@ -98,7 +98,7 @@ def size_of(folder: Path) -> int:
 
 def written(folder: Path) -> Iterator[Path]:
     """The checkpointer's own files in the folder of a step, in order."""
-    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / PAGE)
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / STEP_METADATA)
 
 
 def step_in(path: Path) -> int:
