@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.history.load import RunRecords
+from ecrl_cli.records.evaluations import Evaluation
 from ecrl_cli.records.events import Attempt, CheckpointLine, RankLine
 from ecrl_cli.records.survivor_records import SURVIVORS
 
@@ -185,6 +186,12 @@ def losses_of(line: RankLine, replicas: int) -> dict[int, float]:
         places = owned(replicas, line.rank, line.world_size) if replicas else range(len(line.loss))  # a stranger's record may say that it has none
         return dict(zip(places, line.loss, strict=False))
     return {line.rank: line.loss}
+
+
+def evaluations(records: RunRecords, path: Lineage) -> dict[int, Evaluation]:
+    """Quality after each evaluated step of the committed sequence, sorted by step: the one that was measured last, if several were."""
+    found = {each.global_step: each for a in records.attempt_logs for each in a.evaluations.events}
+    return {step: each for step, each in sorted(found.items()) if step <= path.last_step}
 
 
 def line_chain(records: RunRecords, path: Lineage, rank: int) -> str:

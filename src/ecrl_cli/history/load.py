@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.limits import MOST_ATTEMPTS, MOST_FAILURES
 from ecrl_cli.errors import RecordError
+from ecrl_cli.records.evaluations import Evaluation
 from ecrl_cli.records.events import (
     SCHEMA_VERSION,
     Attempt,
@@ -52,7 +53,7 @@ class AttemptRecords:
     """The logs of one attempt. `ranks` by rank; `spans` of rank 0; `order`: launch.json.
 
     `survivor_reports`, `lost_sample_records`: by surviving rank. `restored`: by rank, its state right after it was restored;
-    `unloadable`: the checkpoint that it could not load.
+    `unloadable`: the checkpoint that it could not load. `evaluations`: quality on held-out data.
     """
 
     attempt: int
@@ -65,6 +66,7 @@ class AttemptRecords:
     lost_sample_records: dict[int, Lines[LostSamples]] = field(default_factory=dict)
     restored: dict[int, RestoredState] = field(default_factory=dict)
     unloadable: dict[int, Unloadable] = field(default_factory=dict)
+    evaluations: Lines[Evaluation] = NOTHING
 
     @property
     def survivor_report(self) -> SurvivorReport | None:
@@ -121,8 +123,9 @@ class RunRecords:
 
     @property
     def final(self) -> FinalState | None:
-        """The final record of the attempt that reached the target."""
-        return next((a.final for a in reversed(self.attempt_logs) if a.final), None)
+        """The final record of the attempt that reached the target; none of a target that was raised since."""
+        before = self.stored.config.continued_at
+        return next((a.final for a in reversed(self.attempt_logs) if a.final and a.final.global_step not in before), None)
 
     @property
     def torn(self) -> dict[str, int]:
@@ -133,7 +136,7 @@ class RunRecords:
             files = [(paths.rank(rank), lines.torn) for rank, lines in a.ranks.items()]
             files += [(paths.survivor_report(rank), lines.torn) for rank, lines in a.survivor_reports.items()]
             files += [(paths.lost_samples(rank), lines.torn) for rank, lines in a.lost_sample_records.items()]
-            files += [(paths.checkpoints, a.checkpoints.torn), (paths.spans(0), a.spans.torn)]
+            files += [(paths.checkpoints, a.checkpoints.torn), (paths.spans(0), a.spans.torn), (paths.evaluations, a.evaluations.torn)]
             counted |= {self.layout.relative(path): torn for path, torn in files if torn}
         return counted
 
@@ -141,6 +144,9 @@ class RunRecords:
 def load(layout: RunLayout) -> RunRecords:
     """Load the records under `layout`. EvidenceMissing or RecordError if config.json cannot be read; other damage goes to `unread`."""
     return _Loader(layout).load()
+
+
+RUNS_AT_ONCE = "runs_at_once"  # in environment.json where runs of a sweep trained at the same time: how many
 
 
 def load_environment(layout: RunLayout) -> dict[str, Any]:
@@ -201,6 +207,7 @@ class _Loader:
                 for rank in self.first(paths.with_restored(), self.most_ranks, paths.folder)
                 if (state := self.document(paths.restored(rank), lambda value: decode(RestoredState, value)))
             },
+            evaluations=self.journal(paths.evaluations, Evaluation),
             unloadable={
                 rank: found
                 for rank in self.first(paths.with_unloadable(), self.most_ranks, paths.folder)

@@ -81,7 +81,8 @@ def given_up(records: RunRecords, attempt: int) -> int:
 
 
 def membership_history(records: RunRecords) -> dict[int, History]:
-    """By attempt, the survival history that its steps depend on: since when how many ranks shared the batch, and what was lost before.
+    """By attempt, the survival history that its steps depend on: since when how many ranks shared the batch (with replicas it does not matter), and
+    what was lost before.
 
     Repeated steps give the same result only if these agree. Empty if no attempt continued in place.
     """
@@ -93,6 +94,6 @@ def membership_history(records: RunRecords) -> dict[int, History]:
 def _past(records: RunRecords, path: Lineage, a: Attempt) -> History:
     sizes: list[tuple[int, ...]] = []
     for after, size in [*((s.after, s.world_size) for s in path.segments if s.steps()), (a.resumed_from_step, a.world_size)]:
-        if not sizes or sizes[-1][1] != size:
+        if not records.stored.config.elastic.replicas and (not sizes or sizes[-1][1] != size):
             sizes.append((after, size))
     return (*sizes, *((attempt, line.global_step, len(line.samples)) for attempt, line in lost_lines(records, path)))

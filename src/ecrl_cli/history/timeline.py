@@ -143,7 +143,7 @@ def _attempt_pieces(records: RunRecords, attempt: Attempt, window_end: float, se
     logs, number, session = records.logs(attempt.attempt), attempt.attempt, attempt.session
     ended = min(window_end if attempt.ended_at is None else attempt.ended_at, window_end)
     died, survived = attempt.outcome in ("died", "hung", SURVIVED), attempt.outcome == SURVIVED
-    left = logs.survivor_report.global_step if survived and logs.survivor_report else -1
+    left = logs.survivor_report.finished_step if survived and logs.survivor_report else -1
     injected_at = fatal_fault_instants(records, attempt) if died else []
     stop = min(ended, max(injected_at, default=ended))  # the last of several faults: nothing follows the one that ends an attempt
     if logs.spans.events:

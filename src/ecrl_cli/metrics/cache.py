@@ -10,7 +10,7 @@ from typing import Any
 from ecrl_cli.errors import shown
 from ecrl_cli.metrics.document import METRICS_VERSION
 
-# Versions without `metrics_version` added floats with sum(), whose last bits depend on the Python version; fsum(), used since, rounds once.
+# Version 1 (without `metrics_version`) added floats with sum(), whose last bits depend on the Python version; fsum(), used since, rounds once.
 _RELATIVE, _ABSOLUTE_S = 1e-9, 1e-6
 _ABSENT = object()
 
@@ -33,12 +33,22 @@ def differences(recorded: object, document: dict[str, Any]) -> list[str]:
         return [f"metrics_version is {shown(version)}, the records fold to {METRICS_VERSION}"]
     if version > METRICS_VERSION:
         raise NewerMetrics(f"version {version}, this ECRL folds version {METRICS_VERSION}")
-    old = version < METRICS_VERSION
+    old = version < 2
     folded = json.loads(json.dumps(document))
-    if old:
+    if version < METRICS_VERSION:
         folded.pop("metrics_version")
         recorded = {name: value for name, value in recorded.items() if name != "metrics_version"}
+        _drop_added(recorded, folded)
     return [f"{name} is {_shown(a)}, the records fold to {_shown(b)}" for name, a, b in _unequal("", recorded, folded, old)]
+
+
+def _drop_added(recorded: dict[str, Any], folded: dict[str, Any]) -> None:
+    """Take out of `folded` what version 3 added and the file lacks, if nothing was measured."""
+    seconds = recorded.get("seconds")
+    if folded["evaluations"] == [] and "evaluations" not in recorded:
+        del folded["evaluations"]
+    if folded["seconds"]["evaluate"] == 0 and isinstance(seconds, dict) and "evaluate" not in seconds:
+        del folded["seconds"]["evaluate"]
 
 
 def _unequal(name: str, recorded: object, folded: object, old: bool) -> Iterator[tuple[str, object, object]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.history.load import AttemptRecords, RunRecords
@@ -56,6 +57,40 @@ class CheckpointAccount:
         waited = any(COPY_WAIT in c.stall_parts for c in stalled)  # a part that runs have only with checkpoint.capture=deferred
         parts = [part for part in STALL_PARTS if waited or part != COPY_WAIT]
         return {f"stalled_{part}_s": math.fsum(c.stall_parts.get(part, 0.0) for c in stalled) for part in parts}
+
+
+@dataclass(frozen=True)
+class SaveLatency:
+    """Of a run, means in seconds: `latency_s` from handing a checkpoint over until it is durable, over the committed ones; `interval_s` between
+    handing over two checkpoints, one after the other in one attempt. None without any.
+    """
+
+    latency_s: float | None
+    interval_s: float | None
+
+    @property
+    def share(self) -> float | None:
+        """The latency as a share of the interval; above 1, checkpoints come faster than they can be written."""
+        return self.latency_s / self.interval_s if self.latency_s is not None and self.interval_s else None
+
+
+def save_latency(lines: Iterable[CheckpointLine]) -> SaveLatency:
+    """Of the checkpoint lines of all attempts; a checkpoint that was only found committed after its writer had died is not timed."""
+    submitted: dict[tuple[int, int], float] = {}
+    durable: dict[tuple[int, int], float] = {}
+    for line in lines:
+        key = line.attempt, line.global_step
+        if line.event == "submitted":
+            submitted[key] = line.at
+        elif line.event == "committed" and line.reason is None and key in submitted:
+            durable[key] = line.at - submitted[key]
+    ordered = sorted(submitted.items())
+    between = [late - early for ((a, _), early), ((b, _), late) in pairwise(ordered) if a == b and late > early]
+    return SaveLatency(_mean(durable.values()), _mean(between))
+
+
+def _mean(values: Collection[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
 
 
 def account(records: RunRecords) -> CheckpointAccount:

@@ -7,8 +7,9 @@ from typing import Any
 
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.identity import suite_of
+from ecrl_cli.config.legs import legs, targets
 from ecrl_cli.errors import RecordError
-from ecrl_cli.history.lineage import Lineage, lineage, losses, replayed_steps
+from ecrl_cli.history.lineage import Lineage, evaluations, lineage, losses, replayed_steps
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.membership import lost_samples, survivals
 from ecrl_cli.history.timeline import PHASES, Timeline, phases, replays, timeline
@@ -16,7 +17,9 @@ from ecrl_cli.metrics.checkpoints import account, snapshots
 from ecrl_cli.metrics.recoveries import recoveries
 from ecrl_cli.records.events import SCHEMA_VERSION, FinalState
 
-METRICS_VERSION = 2  # raised when a field changes its meaning. Files without it (version 1) predate the field-by-field comparison
+# Raised when a field changes its meaning or another joins. Files without it (version 1) predate the field-by-field comparison; those of version 2
+# have neither `evaluations` nor `seconds.evaluate` (`metrics.cache`).
+METRICS_VERSION = 3
 
 
 def metrics_document(records: RunRecords) -> dict[str, Any]:
@@ -44,11 +47,32 @@ def metrics_document(records: RunRecords) -> dict[str, Any]:
         "checkpoints": account(records).document(),
         "snapshots": snapshots(records),
         "final": _final(records.final),
+        # quality on held-out data after each evaluated step; null where it is not finite
+        "evaluations": [
+            {"global_step": step, "samples": each.samples} | {name: _finite(value) for name, value in each.measures.items()}
+            for step, each in evaluations(records, path).items()
+        ],
         "restart_phases": _restart_phases(records, times),
         "recoveries": [encode(each) for each in recoveries(records, times)],
+        **({"legs": _legs(records, times)} if records.stored.config.continued_at else {}),
         # by step, over ranks; null where it is not finite, which JSON cannot hold
         "mean_loss": {str(step): _mean(list(by_rank.values())) for step, by_rank in losses(records, path).items()},
     }
+
+
+def _legs(records: RunRecords, times: Timeline) -> list[dict[str, Any]]:
+    """Of a run that was continued: each leg with its attempts, seconds and goodput. The seconds between two legs belong to neither."""
+    ends, first, committed = targets(records.stored.config), 0, lineage(records).last_step
+    found = []
+    for start, end in legs(records.stored.config):
+        done = [a for a in records.attempts if (final := records.logs(a.attempt).final) and final.global_step == end]
+        last = done[-1].session if done and end != ends[-1] else len(records.sessions) - 1
+        wall, reached = math.fsum(after - before for before, after in times.windows[first : last + 1]), min(end, committed)
+        attempts = [a.attempt for a in records.attempts if first <= a.session <= last]
+        goodput_ = (reached - start) / wall if wall > 0 else 0.0
+        found.append({"from_step": start, "to_step": reached, "attempts": attempts, "wall_s": wall, "goodput": goodput_})
+        first = last + 1
+    return found
 
 
 def _names(records: RunRecords) -> dict[str, Any]:
@@ -96,6 +120,10 @@ def _restart_phases(records: RunRecords, times: Timeline) -> list[dict[str, Any]
         {"attempt": attempt} | {name: seconds[name] for name in PHASES} | {"replay": again.get(attempt, (0, 0.0))[1]}
         for attempt, seconds in phases(records, times).items()
     ]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _mean(values: list[float]) -> float | None:

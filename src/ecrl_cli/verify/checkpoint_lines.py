@@ -14,11 +14,11 @@ from ecrl_cli.verify.disturbance import ENDED_WELL
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events, saves
 
-_DURATIONS = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s", "stall_s")
+_DURATIONS = ("snapshot_s", "copy_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s", "stall_s")
 _COUNTS = ("bytes", "inflight", "deferred_bytes")
 # The fields of each event's line; metrics.json adds up the fields of all lines of a checkpoint.
 _SAYS: dict[str, tuple[str, ...]] = {
-    "submitted": ("snapshot_s", "serialize_s", "backpressure_s", "bytes", "inflight", "deferred_bytes", "reason"),
+    "submitted": ("snapshot_s", "copy_s", "serialize_s", "backpressure_s", "bytes", "inflight", "deferred_bytes", "reason"),
     "received": (),
     "released": ("enqueue_s", "stall_s", "stall_parts"),
     "waited": ("stall_s", "stall_parts"),
@@ -158,6 +158,8 @@ def _impossible(line: CheckpointLine) -> list[str]:
     """Values and names that are impossible in any line of this kind."""
     found = [f"has {name} {value!r}" for name in _DURATIONS if not (math.isfinite(value := getattr(line, name)) and value >= 0)]
     found += [f"has {name} {value}" for name in _COUNTS if (value := getattr(line, name)) < 0]
+    if line.copy_s > max(0.0, line.snapshot_s) + _SLACK_S:
+        found.append(f"copied for {line.copy_s} s of a capture of {line.snapshot_s} s")
     if line.event == "committed" or (line.event == "retired" and line.path is not None):
         match = _PATH.fullmatch(line.path or "")
         if match is None or int(match[1]) != line.global_step:

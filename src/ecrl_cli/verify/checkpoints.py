@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from ecrl_cli.config.elastic import next_change
+from ecrl_cli.config.legs import targets
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, GONE, Attempt, CheckpointLine
 from ecrl_cli.verify.checkpoint_folder import check_folder, writer_died
@@ -131,6 +132,6 @@ def _due(case: Case, a: Attempt) -> set[int]:
         return set()
     steps = [line.global_step for line in logs.ranks[0].events]
     passed = steps if logs.final or a.outcome == "resized" else steps[:-1]
-    last = {config.target_steps} if config.checkpoint.final else set()
+    last = set(targets(config)) if config.checkpoint.final else set()
     last |= {step for step in [next_change(config, a.resumed_from_step)] if step}
     return {step for step in passed if step % config.checkpoint.every == 0 or step in last}

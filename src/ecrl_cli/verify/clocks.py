@@ -209,6 +209,8 @@ def _of_ranks(case: Case, a: Attempt) -> Iterator[Instant]:
         if saved.event in TRAINING_THREAD:
             in_file = following.at if following and following.at > saved.at else float("inf")
             yield Instant(saved.at, saved.time, (a.attempt, 0), named(saved), in_file)
+    for found in logs.evaluations.events:
+        yield Instant(found.at, found.time, (a.attempt, 0), f"the evaluation after step {found.global_step} of {who}")
     for rank, reports in sorted(logs.survivor_reports.items()):
         for each in reports.events:
             yield Instant(each.at, each.time, (a.attempt, rank), f"the survivor report of {who} rank {rank}")

@@ -7,14 +7,16 @@ from ecrl_cli.checkpoint.format.names import COMPONENTS
 from ecrl_cli.config.elastic import may_shrink, next_change, place_ranks, world_size_after
 from ecrl_cli.config.identity import reference_id_of, run_id_of
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import plural, shown
+from ecrl_cli.errors import plural
 from ecrl_cli.history.lineage import ancestry, furthest, line_chain, lines_of
 from ecrl_cli.records.events import Attempt, FinalState, SupervisorRecord
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.verify.attempt_continuity import check_continued, check_recalled, size_of_survivors
 from ecrl_cli.verify.configuration import check_configuration
+from ecrl_cli.verify.continuation import check_continuations, continued
 from ecrl_cli.verify.disk_state import StoredCheckpoint
+from ecrl_cli.verify.evaluations import check_evaluations
 from ecrl_cli.verify.labels import check_labels, other_code, other_environment
 from ecrl_cli.verify.metrics_cache import check_metrics
 from ecrl_cli.verify.supervisor_record import check_supervisor_record
@@ -39,11 +41,14 @@ def records_consistent(case: Case) -> Finding:
         notes.missing("supervisor.json is missing")
     else:
         _check_supervisor(case, case.run.supervisor, notes)
+        check_continuations(case, notes)
         check_supervisor_record(case, case.run.supervisor, notes)
+    evaluated = check_evaluations(case, notes)
     chained = sum(_check_chain(case, c, notes) for c in case.disk if c.report.ok)
     check_metrics(case, notes)
+    measured = f"; {plural(evaluated, 'evaluation')} on held-out data" if evaluated else ""
     agree = plural(len(case.attempts), "attempt agrees with its", "attempts agree with their")
-    kept = f"{agree} logs; {plural(chained, 'checkpoint vouches', 'checkpoints vouch')} for the lines before"
+    kept = f"{agree} logs; {plural(chained, 'checkpoint vouches', 'checkpoints vouch')} for the lines before{measured}"
     return notes.finding(kept, [*other_code(case), *other_environment(case)])
 
 
@@ -59,8 +64,6 @@ def _check_identity(case: Case, notes: FindingBuilder) -> None:
         notes.broken(f"supervisor.json is of run {supervisor.run_id[:8]}, config.json of run {stored.run_id[:8]}")
     if supervisor and supervisor.target_steps != stored.config.target_steps:
         notes.broken(f"supervisor.json aims at step {supervisor.target_steps}, config.json at step {stored.config.target_steps}")
-    if case.run.final and case.run.final.accuracy is not None:
-        notes.broken(f"final.json has an accuracy of {shown(case.run.final.accuracy)}: ECRL evaluates none, and nothing on record bears it out")
     for c in case.disk:
         if c.report.run_id not in (None, stored.run_id):
             notes.broken(f"{c.path} belongs to run {str(c.report.run_id)[:8]}")
@@ -104,7 +107,7 @@ def _check_attempt(case: Case, a: Attempt, notes: FindingBuilder) -> None:
         notes.broken(f"{who} was ordered as if no step behind {logs.order.max_step_seen} had been done, supervisor.json says step {known}")
     if a.attempt in {folder.attempt for folder in case.run.attempt_logs} and logs.order is None:
         notes.missing(f"{who} has no launch.json")
-    if a.outcome == "completed" and a is not case.attempts[-1]:
+    if a.outcome == "completed" and a is not case.attempts[-1] and not continued(case, a):
         notes.broken(f"{who} completed and another attempt follows it")
     steps = [line.global_step for line in logs.ranks[0].events] if 0 in logs.ranks else []
     if a.outcome == "running" or not steps:
@@ -172,7 +175,7 @@ def target_reached(case: Case) -> Finding:
     target, supervisor = case.run.stored.config.target_steps, case.run.supervisor
     status = supervisor.terminal_status if supervisor else "not on record"
     last = case.attempts[-1] if case.attempts else None
-    final = case.run.logs(last.attempt).final if last else None
+    final = case.run.logs(last.attempt).final if last and not continued(case, last) else None
     if status != "completed":
         notes.missing(f"the run is {status} at step {case.path.last_step} of {target}")
     elif last is None or last.outcome != "completed":
@@ -186,9 +189,15 @@ def target_reached(case: Case) -> Finding:
     if final:
         _check_end_state(case, final, notes)
     for a in case.run.attempt_logs:
-        if a.final and last and (a.attempt != last.attempt or a.final.attempt != a.attempt):
+        if a.final and last and (not _may_end(case, a.attempt, last) or a.final.attempt != a.attempt):
             notes.broken(f"attempt {a.attempt} left the final record of attempt {a.final.attempt}, the last attempt is {last.attempt}")
     return notes.finding(f"step {target} is committed, its final state is on record")
+
+
+def _may_end(case: Case, attempt: int, last: Attempt) -> bool:
+    """Whether `attempt` may have left a final record: the last one, and those from which the run was continued."""
+    record = case.attempt(attempt)
+    return attempt == last.attempt or (record is not None and continued(case, record))
 
 
 def _check_end_state(case: Case, final: FinalState, notes: FindingBuilder) -> None:

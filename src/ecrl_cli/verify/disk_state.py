@@ -19,7 +19,7 @@ from ecrl_cli.checkpoint.store.integrity import (
     opened,
     verify_checkpoint,
 )
-from ecrl_cli.checkpoint.store.step_page import size_of
+from ecrl_cli.checkpoint.store.step_metadata import size_of
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import RecordError
 from ecrl_cli.history.load import RunRecords

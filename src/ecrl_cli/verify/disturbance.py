@@ -41,9 +41,10 @@ def disturbance(records: RunRecords) -> str:
 def uninterrupted(records: RunRecords) -> bool:
     """Whether the run can serve as a reference: nothing planned, nothing fired, and its steps done without interruption from the first.
 
-    An interrupted earlier attempt does not matter if nothing of it was reused: the last attempt began with step 1.
+    An interrupted earlier attempt does not matter if nothing of it was reused: the last attempt began with step 1. A run that was continued rests on
+    the code that a reference is to check.
     """
-    if plan(records.stored.config) or records.fired or records.supervisor is None:
+    if plan(records.stored.config) or records.fired or records.supervisor is None or records.stored.config.continued_at:
         return False
     path = lineage(records)
     done = {segment.attempt for segment in path.segments}

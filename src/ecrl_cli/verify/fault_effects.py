@@ -5,8 +5,7 @@ from __future__ import annotations
 from ecrl_cli.config.fault_spec import STARTING
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import shown
-from ecrl_cli.failures.fault_kind import RecordedFault, Victim, how_it_ended
-from ecrl_cli.failures.registry import recorded_kind
+from ecrl_cli.failures.fault_kind import RecordedFault, Victim, how_it_ended, recorded_kind
 from ecrl_cli.records.events import WRITERS_PER_ATTEMPT, Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.records.survivor_records import SURVIVED
 from ecrl_cli.verify.verdict import FindingBuilder

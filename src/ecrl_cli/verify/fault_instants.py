@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from ecrl_cli.config.fault_spec import STARTING
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import shown
+from ecrl_cli.failures.fault_kind import recorded_kind
 from ecrl_cli.failures.fault_log import fired_indices
-from ecrl_cli.failures.registry import recorded_kind
 from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.records.state_digests import recorded_by_rank
 from ecrl_cli.verify.verdict import SHOWN, FindingBuilder

@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from ecrl_cli.config.elastic import may_shrink
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.errors import plural
-from ecrl_cli.failures.fault_kind import how_it_ended
+from ecrl_cli.failures.fault_kind import how_it_ended, recorded_kind
 from ecrl_cli.failures.plan import plan
-from ecrl_cli.failures.registry import recorded_kind
 from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.records.survivor_records import SURVIVED, SURVIVORS
 from ecrl_cli.verify.fault_effects import check_effect, check_writer_deaths, ends_attempt
-from ecrl_cli.verify.fault_instants import check_armed, check_files, check_instant
+from ecrl_cli.verify.fault_instants import INSIDE, check_armed, check_files, check_instant
 from ecrl_cli.verify.survivor_reports import dead
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
@@ -45,7 +44,7 @@ def failures_once(case: Case) -> Finding:
     check_writer_deaths(case, notes)
     _check_repeats(case, by_index, notes)
     unfired = {entry.index: entry for entry in planned if entry.index not in {fired.index for fired in case.run.fired}}
-    rules = (_without_victim, _not_reached, _hit_nobody, _never_chosen)
+    rules = (_without_victim, _not_reached, _hit_nobody, _never_chosen, _dropped_with_its_step)
     excused = {index: words for rule in rules for index, words in rule(case, unfired.values()).items()}
     if (owed := sorted(unfired.keys() - excused.keys())) and case.completed:
         notes.broken(f"the run completed and entries {owed} never fired")
@@ -115,6 +114,20 @@ def _without_victim(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, 
         if done and not passed and (entry.rank >= done.world_size or _died_in(case, done.attempt, entry)):
             reasons[entry.index] = f"entry {entry.index} did not fire: rank {entry.rank} had {why}, {plural(done.world_size, 'rank')} did step {step}"
     return reasons
+
+
+def _dropped_with_its_step(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
+    """Entries inside a step that never fired because survivors dropped it before: by index, with a description."""
+    dropped = {
+        report.global_step
+        for segment in case.path.segments
+        if (report := case.run.logs(segment.attempt).survivor_report) and report.dropped and report.global_step in segment.steps()
+    }
+    return {
+        entry.index: f"entry {entry.index} did not fire: survivors of another failure dropped step {entry.global_step}"
+        for entry in unfired
+        if entry.moment in INSIDE and entry.global_step in dropped
+    }
 
 
 def _died_in(case: Case, attempt: int, entry: PlannedFailure) -> bool:

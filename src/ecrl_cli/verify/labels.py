@@ -25,7 +25,8 @@ _MAX_COMPOSED = 2**18
 _INTERPOLATION = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 # Keys that neither a scale nor a variant changes: the values composed by Hydra are those of the run.
 _AS_TYPED = (
-    *("seed", "threads", "precision", "dataset.name", "dataset.size", "dataset.augment", "task.name"),
+    *("seed", "threads", "precision", "dataset.name", "dataset.size", "dataset.augment", "dataset.held_out", "task.name"),
+    *("evaluate.every", "evaluate.batch"),
     *("model.name", "model.stem", "model.depth", "model.dropout"),
     *("optimizer.name", "optimizer.lr", "optimizer.momentum", "optimizer.weight_decay", "optimizer.min_lr"),
     *("checkpoint.layout", "checkpoint.format", "checkpoint.keep", "write_mode.name", "variant.name", "recovery.name"),
@@ -40,8 +41,9 @@ def check_labels(case: Case, notes: FindingBuilder) -> None:
     record, config = case.run.dataset, case.run.stored.config
     if record and record.name != config.dataset.name:
         notes.broken(f"dataset.json is of {shown(record.name)}, config.json of {shown(config.dataset.name)}")
-    if record and config.dataset.name == "fake" and record.size != config.dataset.size:
-        notes.broken(f"dataset.json has {plural(record.size, 'sample')}, config.json asks for {config.dataset.size}")
+    asked = config.dataset.size - config.dataset.held_out
+    if record and config.dataset.name == "fake" and record.size != asked:
+        notes.broken(f"dataset.json has {plural(record.size, 'sample')}, config.json asks for {asked}")
     if record and case.reference and case.reference.dataset and record != case.reference.dataset:
         notes.broken("dataset.json is not that of the reference")
     _check_environment(case, notes)

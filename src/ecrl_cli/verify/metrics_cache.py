@@ -15,6 +15,7 @@ from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.events import CHECKPOINT_ENDS
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.state_digests import recorded_by_rank
+from ecrl_cli.verify.evaluations import unrecorded
 from ecrl_cli.verify.survivor_reports import allowed_missing_lines
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
@@ -82,7 +83,7 @@ def lacking(case: Case) -> str:
         excused = sum(attempt == segment.attempt and step in segment.steps() for attempt, _, step in allowed)
         if len(lines_of(case.run, segment)) < len(segment.steps()) * segment.world_size - excused:
             return f"lines of attempt {segment.attempt} are missing"
-    return ""
+    return "evaluations are missing" if unrecorded(case) else ""
 
 
 def _counted_again(case: Case) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ecrl_cli.errors import EcrlError
+from ecrl_cli.config.elastic import fits
+from ecrl_cli.config.identity import reference_id
+from ecrl_cli.errors import EcrlError, RecordError, plural
 from ecrl_cli.failures.plan import plan
-from ecrl_cli.history.extent import check_extent
+from ecrl_cli.history.lineage import lineage
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.records.run_config import StoredConfig, read_run_config
@@ -52,6 +54,46 @@ class References:
         return self._doubts[root]
 
 
+# Limits of the work that a run's records claim, in proportion to the log lines that exist. An honest run has a line for every step and rank.
+# Records that claim a hundred million steps but hold fifty lines would cost hours and all memory, so they are rejected before anything loops
+# over the claimed range. An honest run with missing logs stays far below these limits.
+FREE = 300_000  # rank-steps that may be claimed without any line
+PER_LINE = 32  # rank-steps per existing line: an honest run has one line each, apart from replayed ones, and is checked for every world size it had
+SAMPLES_FREE, SAMPLES_PER_LINE = 2**27, 2**16
+
+
+def bounded(layout: RunLayout) -> RunRecords:
+    """The records under `layout`; RecordError if verifying them would cost far more than they hold."""
+    records = load(layout)
+    check_extent(records)
+    return records
+
+
+def check_extent(records: RunRecords) -> None:
+    """RecordError if the committed sequence, or the sample order up to it, is out of proportion to the existing lines."""
+    logs = [lines.events for a in records.attempt_logs for lines in a.ranks.values()]
+    lines, path = sum(map(len, logs)), lineage(records)
+    claimed = sum(len(segment.steps()) * max(segment.world_size, 1) for segment in path.segments)
+    reach = min(max([path.last_step, 1, *(line.global_step for log in logs for line in log)]), records.stored.config.target_steps)
+    claimed = max(claimed, reach * sum(_sizes(records)))
+    if claimed > FREE + PER_LINE * lines:
+        fact = f"claims {plural(claimed, 'step')} of ranks up to step {reach}, its logs hold {plural(lines, 'line')}"
+        raise RecordError("supervisor.json", fact, "restore the records")
+    if records.dataset and (batch := records.stored.config.global_batch) <= records.dataset.size:
+        epochs = (reach - 1) // (records.dataset.size // max(batch, 1)) + 1
+        if epochs * records.dataset.size > SAMPLES_FREE + SAMPLES_PER_LINE * lines:
+            fact = f"claims {epochs} epochs of {plural(records.dataset.size, 'sample')}, the logs hold {plural(lines, 'line')}"
+            raise RecordError("dataset.json", fact, "restore the records")
+
+
+def _sizes(records: RunRecords) -> set[int]:
+    """Every world size that the records name and that can share the batch."""
+    named = {a.world_size for a in records.attempts} | {
+        line.world_size for a in records.attempt_logs for lines in a.ranks.values() for line in lines.events
+    }
+    return {size for size in named if size > 0 and fits(records.stored.config, size)}
+
+
 @dataclass(frozen=True)
 class FoundReferences:
     """`usable`: references, best first. `doubts`: why others are not. `disturbed_alike`: names of runs that must end in the same state but were
@@ -60,13 +102,6 @@ class FoundReferences:
     usable: tuple[RunRecords, ...] = ()
     doubts: tuple[str, ...] = ()
     disturbed_alike: tuple[str, ...] = ()
-
-
-def bounded(layout: RunLayout) -> RunRecords:
-    """The records under `layout`; RecordError if verifying them would cost far more than they hold."""
-    records = load(layout)
-    check_extent(records)
-    return records
 
 
 def find_references(run: RunRecords, known: References) -> FoundReferences:
@@ -88,7 +123,8 @@ def find_references(run: RunRecords, known: References) -> FoundReferences:
             doubts.append(doubt)
         else:
             found[origin(records)] = records
-    best = sorted(found.values(), key=lambda records: (not same_sizes(run, records), _preference(records)))
+    whole = [records for records in found.values() if records.stored.reference_id == run.stored.reference_id]
+    best = sorted(whole or found.values(), key=lambda records: (not same_sizes(run, records), _preference(records)))
     return FoundReferences(tuple(best[:_MOST]), tuple(doubts), tuple(disturbed_alike))
 
 
@@ -97,8 +133,14 @@ def _alike(run: RunRecords, known: References) -> Iterator[tuple[RunLayout, Stor
     root = run.layout.root
     for folder in [*_folders(root.parent), *_folders(root.parent / REFERENCES)]:
         stored = known.stored(RunLayout(folder)) if folder != root else None
-        if stored is not None and stored.reference_id == run.stored.reference_id:
+        if stored is not None and stored.reference_id in reference_ids(run):
             yield RunLayout(folder), stored
+
+
+def reference_ids(run: RunRecords) -> tuple[str, ...]:
+    """The reference ids of runs that must do the same: the run's own, and of a run that was continued that of its first leg."""
+    own, before = run.stored, run.stored.config.continued_at
+    return (own.reference_id, *([reference_id(replace(own.config, target_steps=before[0], continued_at=()))] if before else ()))
 
 
 def _folders(parent: Path) -> list[Path]:

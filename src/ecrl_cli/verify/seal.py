@@ -5,6 +5,7 @@ from __future__ import annotations
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.errors import ConfigError, RecordError, plural
 from ecrl_cli.records.seal import Seal, changed_files, read_seal
+from ecrl_cli.verify.continuation import check_earlier_seals
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
@@ -23,6 +24,7 @@ def records_sealed(case: Case) -> Finding:
     except (RecordError, OSError) as error:
         notes.broken(f"seal.json cannot be read: {error.fact if isinstance(error, RecordError) else error.strerror}")
         return notes.finding("")
+    earlier = check_earlier_seals(case, notes)
     if seal is None:
         if case.ended and (keyed or case.seal_key):
             why = "seal.key_file is set" if keyed else "a key was given"
@@ -30,8 +32,9 @@ def records_sealed(case: Case) -> Finding:
         return notes.finding("not sealed" if case.ended else "not sealed: the run has not ended", checked=False)
     _check_content(case, seal, notes)
     message = _signature(case, seal, keyed, notes)
+    behind = ", and those of an earlier end as they were then" if earlier else ""
     sealed = f"{plural(len(seal.files), 'file')} and {plural(len(seal.checkpoints), 'checkpoint')}"
-    return notes.finding(f"{message}: {sealed} are as they were when the run ended")
+    return notes.finding(f"{message}: {sealed} are as they were when the run ended{behind}")
 
 
 def _check_content(case: Case, seal: Seal, notes: FindingBuilder) -> None:

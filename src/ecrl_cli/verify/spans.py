@@ -17,7 +17,7 @@ from ecrl_cli.verify.rank_spans import ROUNDING_S, SpanAccount
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
-_FREE = ("compute", "warm_up", "idle", "import", "rendezvous", "load")  # categories that no stall contains
+_FREE = ("compute", "evaluate", "warm_up", "idle", "import", "rendezvous", "load")  # categories that no stall contains
 _AFTERWARDS_S = 0.05  # computing after the last step: a few statements
 _LAST_STEP_S = 60.0  # how much later than rank 0 another rank may log the last step: it may be suspended, or wait for the processor
 

@@ -12,7 +12,8 @@ from ecrl_cli.checkpoint.format.train_document import tensor_digests
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.data.order import epoch_order, position, shard, steps_per_epoch, window
 from ecrl_cli.errors import plural, shown
-from ecrl_cli.failures.registry import recorded_kind
+from ecrl_cli.failures.fault_kind import recorded_kind
+from ecrl_cli.history.lineage import Lineage, ancestry, lines_of
 from ecrl_cli.history.membership import continuing_ranks, lost_lines, successor
 from ecrl_cli.records.events import Attempt, RankLine
 from ecrl_cli.records.state_digests import recorded_by_rank
@@ -120,12 +121,12 @@ def _check_went_on(case: Case, a: Attempt, reports: Reports, notes: FindingBuild
 
 def _check_report(case: Case, a: Attempt, rank: int, t: SurvivorReport, notes: FindingBuilder) -> bool:
     """Check one report by itself and against its rank's lines; returns whether it can be relied on."""
-    wrong = [*_contradictions(a, rank, t), *_denied(case, a, rank, t)]
+    wrong = [*_contradictions(a, rank, t), *_of_its_recovery(case, t), *_denied(case, a, rank, t)]
     for text in wrong:
         notes.broken(f"the survivor report of attempt {a.attempt} rank {rank} {text}")
     lines = case.run.logs(a.attempt).ranks.get(rank)
-    if t.global_step > a.resumed_from_step and not (lines and lines.events):
-        notes.missing(f"the log of attempt {a.attempt} rank {rank}, which reports step {t.global_step}, is not there")
+    if t.finished_step > a.resumed_from_step and not (lines and lines.events):
+        notes.missing(f"the log of attempt {a.attempt} rank {rank}, which reports step {t.finished_step}, is not there")
         return False
     return not wrong
 
@@ -139,7 +140,7 @@ def _contradictions(a: Attempt, rank: int, t: SurvivorReport) -> list[str]:
     for redone in t.redone:
         if living := sorted(set(redone.lost) & set(t.alive)):
             found.append(f"names rank {living[0]} as lost, which it says is left")
-        if not set(t.alive) <= set(redone.left):
+        if redone.left and not set(t.alive) <= set(redone.left):
             found.append(f"says that {_ranks(redone.left)} did step {redone.global_step} to its end, and that {_ranks(t.alive)} are left")
         if redone.global_step != t.global_step:
             found.append(f"is about step {redone.global_step}, and it left behind step {t.global_step}")
@@ -148,12 +149,24 @@ def _contradictions(a: Attempt, rank: int, t: SurvivorReport) -> list[str]:
     return found
 
 
+def _of_its_recovery(case: Case, t: SurvivorReport) -> list[str]:
+    """A step is dropped, whole, or finished without the dead ranks, as the recovery says."""
+    recovery = recovery_of(case.run.stored.config)
+    if t.dropped and not recovery.drops_step:
+        return [f"drops step {t.global_step}, which its recovery does not allow"]
+    if recovery.drops_step and (finished := next((redone for redone in t.redone if redone.left), None)):
+        return [f"says that {_ranks(finished.left)} did step {finished.global_step} to its end, which recovery={recovery.name} drops"]
+    if t.dropped and any(redone.first for redone in t.redone):
+        return [f"drops step {t.global_step} from bucket {max(redone.first for redone in t.redone)} on only"]
+    return []
+
+
 def _denied(case: Case, a: Attempt, rank: int, t: SurvivorReport) -> list[str]:
     """Contradictions with the lines: its own last step, or ranks called lost that logged the step themselves."""
     found = []
     last = {r: lines.events[-1].global_step for r, lines in case.run.logs(a.attempt).ranks.items() if lines.events}
-    if rank in last and last[rank] != t.global_step:
-        found.append(f"claims step {t.global_step}, its log ends at step {last[rank]}")
+    if rank in last and last[rank] != t.finished_step:
+        found.append(f"claims step {t.finished_step}, its log ends at step {last[rank]}")
     for loser in sorted(gave_nothing(a, t)):
         if last.get(loser, a.resumed_from_step) >= t.global_step:
             found.append(f"claims that rank {loser} was lost in step {t.global_step}, which that rank logged")
@@ -218,8 +231,9 @@ def _account(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuilder) -
         next(e.events for _, e in sorted(case.run.logs(a.attempt).lost_sample_records.items()) if not e.torn),
         t.global_step,
     )
+    blamed = dead(a, t) if t.dropped else losers.keys()
     for line in lines:
-        if strangers := sorted(set(line.ranks) - losers.keys()):
+        if strangers := sorted(set(line.ranks) - blamed):
             what = "was left" if strangers[0] in t.alive else "lost nothing"
             notes.broken(f"the lost-samples record of attempt {a.attempt} names rank {strangers[0]}, which {what}")
     if lines and not losers:
@@ -245,9 +259,9 @@ def _excused(case: Case, a: Attempt, t: SurvivorReport) -> set[Line]:
     """The lines of ranks that did not continue which may be missing.
 
     Of the step after which the others left; and, if the rank took no part in it at all, of the step before, whose exchange was complete on all
-    survivors: the rank died between that exchange and its line.
+    survivors: the rank died between that exchange and its line. Of a step that was dropped, the lines of all.
     """
-    found: set[Line] = set()
+    found: set[Line] = {(a.attempt, rank, t.global_step) for rank in range(a.world_size)} if t.dropped else set()
     losers, everything = gave_nothing(a, t), sum(len(bucket) for bucket in t.layers)
     for rank in set(range(a.world_size)) - set(continuing_ranks(case.run, a.attempt)):
         lines = case.run.logs(a.attempt).ranks.get(rank)
@@ -298,14 +312,32 @@ def _check_log(case: Case, a: Attempt, rank: int, report: SurvivorReport, notes:
     who, account = f"rank {rank} of attempt {a.attempt}", case.spans.of(a.attempt, rank)
     if account and report.at < account.end - ROUNDING_S:
         notes.broken(f"{who} dates its report {account.end - report.at:.6f} s before the end of its own spans")
-    line = _line(case, a, rank, report.global_step)
+    line = _line(case, a, rank, report.finished_step)
     if line is None:
+        _check_state_before(case, a, report, notes)
         return
     spent = sum(redone.seconds for redone in report.redone)
     if spent > line.seconds + ROUNDING_S:
         notes.broken(f"{who} reports {spent:.6f} s of doing again in step {line.global_step}, which took {line.seconds:.6f} s")
     if line.state_digest and report.state_digest and line.state_digest != report.state_digest:
         notes.broken(f"{who} reports another state behind step {line.global_step} than it logged")
+
+
+def _check_state_before(case: Case, a: Attempt, report: SurvivorReport, notes: FindingBuilder) -> None:
+    """Where the attempt dropped its first step, the state is still the one that was logged last in an attempt before it."""
+    line = _last_line(case, ancestry(case.run, a.attempt, a.resumed_from_step)) if report.dropped else None
+    if line and line.state_digest and report.state_digest and line.state_digest != report.state_digest:
+        text = f"dropped step {report.global_step} and reports another state than attempt {line.attempt} logged behind step {line.global_step}"
+        notes.broken(f"rank {report.rank} of attempt {a.attempt} {text}")
+
+
+def _last_line(case: Case, path: Lineage) -> RankLine | None:
+    """The line of the lowest rank that logged the last step of `path`."""
+    for segment in reversed(path.segments):
+        if lines := lines_of(case.run, segment):
+            last = max(step for step, _ in lines)
+            return lines[min(key for key in lines if key[0] == last)][0]
+    return None
 
 
 def _line(case: Case, a: Attempt, rank: int, step: int) -> RankLine | None:

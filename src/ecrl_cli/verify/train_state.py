@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ecrl_cli.checkpoint.format.train_document import TRAIN_STATE
+from ecrl_cli.config.legs import schedule_after
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.order import position, steps_per_epoch
 from ecrl_cli.errors import shown
@@ -28,9 +29,10 @@ Scale = tuple[float | None, int | None]
 
 
 def learning_rate(config: RunConfig, step: int) -> float:
-    """The learning rate that the schedule sets after `step`: a cosine from `lr` to `min_lr`."""
+    """The learning rate that the schedule sets after `step`: a cosine from `lr` to `min_lr`, once for each leg of the run."""
     low, high = config.optimizer.min_lr, config.optimizer.lr
-    return low + (high - low) * (1 + math.cos(math.pi * step / config.target_steps)) / 2
+    steps, done = schedule_after(config, step)
+    return low + (high - low) * (1 + math.cos(math.pi * done / steps)) / 2
 
 
 def check_settings(case: Case, notes: FindingBuilder) -> int:
@@ -130,7 +132,8 @@ def _wrong_place(case: Case, c: StoredCheckpoint) -> list[str]:
 
 def _wrong_schedule(config: RunConfig, c: StoredCheckpoint) -> list[str]:
     schedule = _mapping(c.train["scheduler"])
-    found = _unlike({"last_epoch": c.step, "T_max": config.target_steps, "eta_min": config.optimizer.min_lr}, schedule)
+    steps, done = schedule_after(config, c.step)
+    found = _unlike({"last_epoch": done, "T_max": steps, "eta_min": config.optimizer.min_lr}, schedule)
     rates = schedule.get("_last_lr")
     if isinstance(rates, list) and not all(_is_rate(config, c.step, rate) for rate in rates):
         found.append(f"learning rate {shown(rates[0] if rates else None)} in its schedule, not {learning_rate(config, c.step):.12g}")

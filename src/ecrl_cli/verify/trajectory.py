@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 
 from ecrl_cli.checkpoint.format.names import COMPONENTS
 from ecrl_cli.checkpoint.format.train_document import tensor_digests
-from ecrl_cli.config.elastic import may_shrink
+from ecrl_cli.config.elastic import may_shrink, owned
+from ecrl_cli.config.legs import schedule_after
 from ecrl_cli.config.recoveries import recovery_of, survivors_stay
-from ecrl_cli.errors import shown
+from ecrl_cli.errors import plural, shown
 from ecrl_cli.history.divergence import Losses, differing_names, first_differing_step, loss_divergence, same_float
 from ecrl_cli.history.lineage import Lineage, lineage, lines_of, losses, losses_of, same_sized
 from ecrl_cli.history.load import RunRecords
@@ -17,6 +19,7 @@ from ecrl_cli.history.membership import History, first_loss, lost_lines, members
 from ecrl_cli.records.state_digests import digests_configured
 from ecrl_cli.verify.disk_state import StoredCheckpoint, on_disk
 from ecrl_cli.verify.disturbance import ENDED_WELL, disturbance
+from ecrl_cli.verify.evaluations import check_against, check_repeated
 from ecrl_cli.verify.state_values import NO_TENSORS, STATE, Values, differing, differing_documents, differing_ends, has_digests, values_of
 from ecrl_cli.verify.survivor_reports import allowed_missing_lines
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, Finding, FindingBuilder
@@ -34,12 +37,13 @@ def same_trajectory(case: Case) -> Finding:
     A disturbed run without a reference is unknown: its replayed steps show too little. Not checked: an undisturbed run with no other beside it,
     or one whose recovery claims no trajectory. In plain DDP the claim ends where the world size begins to differ from the reference's; how far
     the runs diverge from there, and why, is evidence. With replicas the claim continues. A recovery after that step is not proven: it needs a
-    reference with the same changes of the world size. The claim also ends before the first step finished without samples of dead ranks
-    (lossy_forward).
+    reference with the same changes of the world size. The claim also ends before the first step that lacks samples (lossy_forward, skip).
     """
     replays = FindingBuilder(PROMISE)
     replayed = _check_replays(case, replays)
     again = f"{replayed} replayed lines repeated their losses"
+    if repeated := check_repeated(case.run, replays):
+        again += f", {plural(repeated, 'evaluation')} what was measured before"
     if case.reference is None:
         return _alone(case, replays, again)
     finding = _compare(case, case.reference, replays, again)
@@ -90,16 +94,23 @@ def _compare(case: Case, reference: RunRecords, replays: FindingBuilder, again: 
     claimed = case.path.last_step if replicated else same_sized(case.path, theirs)
     lost = first_loss(case.run, case.path)
     claimed = claimed if lost is None else min(claimed, lost - 1)
+    ends = reference.stored.config.target_steps
+    shorter = bool(case.run.stored.config.continued_at) and ends < claimed  # a reference of the first target alone
+    claimed = ends if shorter else claimed
     _check_steps(case, reference, theirs, claimed, notes)
     notes.add_all(replays)
     _check_checkpoints(case, reference, claimed, notes)
+    if evaluated := check_against(case, reference, theirs, claimed, notes):
+        again = f"{plural(evaluated, 'evaluation')} on held-out data equal; {again}"
     name = reference.layout.root.name
     if claimed < case.path.last_step:
         evidence = [*_extent(case, reference, theirs), *_reasons(case, reference, theirs)]
         which = "with as many ranks" if lost is None or claimed < lost - 1 else "before samples were lost"
+        which = "to its target, from which this run was continued" if shorter else which
         evidence += case.doubts
         if unvouched := _recovered_behind(case, claimed):
-            notes.missing(f"not proven behind step {claimed}: {unvouched}, and {name} has as many ranks up to that step only")
+            limit = "ends there" if shorter else "has as many ranks up to that step only"
+            notes.missing(f"not proven behind step {claimed}: {unvouched}, and {name} {limit}")
         return notes.finding(f"equal to {name} in every loss of the {claimed} steps {which}; not claimed behind them; {again}", evidence)
     _check_finals(case, reference, notes)
     evidence = [] if notes.clean else _extent(case, reference, theirs)
@@ -113,7 +124,7 @@ def _recovered_behind(case: Case, claimed: int) -> str:
     Only if an undisturbed run with the same changes of the world size could be compared: not if ranks were lost for good.
     """
     config = case.run.stored.config
-    if not recovery_of(config).exact or may_shrink(config) or not config.elastic.schedule:
+    if not recovery_of(config).exact or may_shrink(config) or not (config.elastic.schedule or config.continued_at):
         return ""
     for before, after in pairwise(case.attempts):
         if before.outcome not in ENDED_WELL and after.resumed_from_step >= claimed:
@@ -207,12 +218,20 @@ def _check_steps(case: Case, reference: RunRecords, theirs: Lineage, claimed: in
         notes.broken(f"the first differing step is step {step}{late}, component {component}")
     if digests_configured(reference.stored.config) and not any(map(has_digests, theirs_by_step.values())):
         notes.missing("the reference was to log digests of its state, and has none")
-    excused = {(step, rank) for attempt, rank, step in allowed_missing_lines(case) if (done := case.path.of(step)) and done.attempt == attempt}
+    excused = {(step, part) for attempt, rank, step in allowed_missing_lines(case) for part in _parts_of(case, attempt, rank, step)}
     for step in range(1, claimed + 1):
-        pair = set(ours.get(step, {})), {rank for rank in others.get(step, {}) if (step, rank) not in excused}
+        pair = set(ours.get(step, {})), {part for part in others.get(step, {}) if (step, part) not in excused}
         if pair[0] != pair[1]:
             side = "this run" if pair[0] < pair[1] else "the reference"
             notes.missing(f"step {step}: {side} lacks the losses of {_unit(case)}s {sorted(pair[0] ^ pair[1])}")
+
+
+def _parts_of(case: Case, attempt: int, rank: int, step: int) -> Iterable[int]:
+    """The rank, or its replicas, if `attempt` did `step` in the committed sequence; else nothing."""
+    done, replicas = case.path.of(step), case.run.stored.config.elastic.replicas
+    if done is None or done.attempt != attempt:
+        return ()
+    return owned(replicas, rank, done.world_size) if replicas else (rank,)
 
 
 def _differing_loss(ours: Losses, others: Losses, unit: str) -> list[tuple[int, str]]:
@@ -247,6 +266,10 @@ def _comparable(states: States, case: Case, reference: RunRecords) -> States:
     Stock DDP synchronizes BatchNorm's buffers only in the next forward pass; with in-place recovery all ranks hold rank 0's. So if only one of
     the runs has it, buffers are compared on rank 0 only.
     """
+    mine, other = case.run.stored.config, reference.stored.config
+    apart = {step for step, _ in states if schedule_after(mine, step) != schedule_after(other, step)} if mine.continued_at else set()
+    # The state of the schedule names its length, also where no learning rate depends on it.
+    states = {key: {n: v for n, v in state.items() if n != "train"} if key[0] in apart else state for key, state in states.items()}
     alike = survivors_stay(case.run.stored.config) == survivors_stay(reference.stored.config)
     final = case.run.final
     if alike or (final is not None and final.buffers_digest == NO_TENSORS):
@@ -266,7 +289,9 @@ def _tensors(c: StoredCheckpoint) -> dict[str, str]:
 
 def _check_checkpoints(case: Case, reference: RunRecords, claimed: int, notes: FindingBuilder) -> None:
     """Compare checkpoints of the same step tensor by tensor, where both runs still have them; only the first that differs is reported."""
-    ours, others = ({c.step: c for c in on_disk(records, contents=False) if c.report.ok} for records in (case.run, reference))
+    whole = all(c.report.ok for c in case.disk)  # else look again: a checkpoint whose contents are damaged is compared by its metadata
+    own = case.disk if whole else on_disk(case.run, contents=False)
+    ours, others = ({c.step: c for c in found if c.report.ok} for found in (own, on_disk(reference, contents=False)))
     for step in sorted(step for step in set(ours) & set(others) if step <= claimed):
         readable = ours[step].report.manifest and others[step].report.manifest  # not one that another checkpointer wrote
         names = differing_names(_tensors(ours[step]), _tensors(others[step])) if readable else []
@@ -274,7 +299,10 @@ def _check_checkpoints(case: Case, reference: RunRecords, claimed: int, notes: F
             parts = sorted({name.partition(".")[0] for name in names})
             what = f"the checkpoints of step {step} differ in {', '.join(parts)} ({len(names)} tensors, first {names[0]})"
             notes.broken(what + (f": the runs are apart from step {step} on at the latest" if notes.clean else ""))
-        if documents := differing_documents(ours[step].train, others[step].train):
+        documents = differing_documents(ours[step].train, others[step].train)
+        if schedule_after(case.run.stored.config, step) != schedule_after(reference.stored.config, step):
+            documents = [name for name in documents if name != "scheduler"]
+        if documents:
             notes.broken(f"train.json of the checkpoints of step {step} differs in {', '.join(documents)}")
         if names or documents:
             return
@@ -296,7 +324,8 @@ def _check_finals(case: Case, reference: RunRecords, notes: FindingBuilder) -> N
             notes.broken(f"the final {component} differ" + (f": apart by step {ours.global_step} at the latest" if notes.clean else ""))
     for text in differing_ends(case.run, reference):
         notes.broken(text)
-    if ours.accuracy != others.accuracy:
+    evaluate = [(bool(run.stored.config.evaluate.every), run.stored.config.evaluate.batch) for run in (case.run, reference)]
+    if evaluate[0] == evaluate[1] and ours.accuracy != others.accuracy:
         notes.broken(f"the final accuracy is {shown(ours.accuracy)}, the reference's {shown(others.accuracy)}")
     if not same_float(ours.loss, others.loss):
         notes.broken(f"the final loss is {ours.loss!r}, the reference's {others.loss!r}")

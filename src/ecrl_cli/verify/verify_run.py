@@ -9,7 +9,7 @@ from ecrl_cli.errors import EvidenceMissing, RunDirectoryError
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.verify.disturbance import uninterrupted
-from ecrl_cli.verify.reference import FoundReferences, References, bounded, find_references, origin
+from ecrl_cli.verify.reference import FoundReferences, References, bounded, find_references, origin, reference_ids
 from ecrl_cli.verify.registry import run_checks
 from ecrl_cli.verify.verdict import Verdict
 from ecrl_cli.verify.verification_input import Case, same_sizes
@@ -59,7 +59,7 @@ def _given_reference(run: RunRecords, reference: Path, known: References) -> Fou
         records = bounded(RunLayout(named(reference)))
     except EvidenceMissing as error:
         raise RunDirectoryError(str(reference), error.fact, "name the run directory of a run without failures") from error
-    if records.stored.reference_id != run.stored.reference_id:
+    if records.stored.reference_id not in reference_ids(run):
         fact = f"is no reference of {run.layout.root.name}: their reference_id differ"
         raise RunDirectoryError(str(reference), fact, "name a run of the same configuration without failures")
     if origin(records) == origin(run):
