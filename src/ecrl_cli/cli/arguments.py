@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
 from ecrl_cli.cli.console import Parser
-from ecrl_cli.cli.launcher_settings import PREFIX, is_engine, split
+from ecrl_cli.cli.launcher_settings import PREFIX, JobLauncher, is_engine, split
 from ecrl_cli.config.codec import flat
 from ecrl_cli.config.conf_paths import installed_dirs
 from ecrl_cli.config.keys import RESERVED, is_known, reserved, unknown_key
@@ -37,7 +37,7 @@ class Arguments:
     the order in which options are looked for, behind ECRL's own; `show`: print the configuration and stop.
 
     `mix`: accept runs that another code version or machine began. `yes`: do not ask before a long run.
-    `engine`: the overrides that choose and configure Hydra's launcher, where jobs run through one (submitit).
+    `launcher`: who runs the jobs.
     """
 
     overrides: tuple[Override, ...]
@@ -47,7 +47,7 @@ class Arguments:
     json: bool
     mix: bool = False
     yes: bool = False
-    engine: tuple[Override, ...] = ()
+    launcher: JobLauncher = field(default_factory=JobLauncher)
 
 
 def parse(argv: Sequence[str], verb: str = "train") -> Arguments:
@@ -68,11 +68,11 @@ def parse(argv: Sequence[str], verb: str = "train") -> Arguments:
     rest = tuple(override for override in parsed if override.key_or_group != "hydra.searchpath")
     _refuse_repeats(rest)
     installed = [f"file://{folder}" for folder in installed_dirs()]
-    runs, engine = split(rest)
-    if engine and verb != "train":
-        raise ConfigError(engine[0].key_or_group, "serves `ecrl train` only", "leave it out")
+    runs, launcher = split(rest)
+    if launcher.overrides and verb != "train":
+        raise ConfigError(launcher.overrides[0].key_or_group, "serves `ecrl train` only", "leave it out")
     mix, yes = getattr(flags, "mix", False), getattr(flags, "yes", False)
-    return Arguments(runs, (*folder, *search, *installed), flags.multirun, bool(flags.cfg), flags.json, mix, yes, engine)
+    return Arguments(runs, (*folder, *search, *installed), flags.multirun, bool(flags.cfg), flags.json, mix, yes, launcher)
 
 
 def _opened(text: str) -> str:

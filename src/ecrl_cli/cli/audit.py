@@ -11,8 +11,7 @@ from pathlib import Path
 from ecrl_cli.audit.verdict import EXIT_CODES, AuditVerdict, render
 from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report
 from ecrl_cli.cli.ci import junit as as_junit
-from ecrl_cli.cli.console import Parser, out, say
-from ecrl_cli.cli.permissions import restrict
+from ecrl_cli.cli.console import Parser, out, restrict, say
 from ecrl_cli.errors import ConfigError, shown
 
 PRIMARY = "audit"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import hydra
@@ -20,23 +19,19 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 
 from ecrl_cli.cli.arguments import Arguments, check_overrides, read_overrides, typed
-from ecrl_cli.cli.launcher_settings import overrides_for_hydra
 from ecrl_cli.config.build import build
 from ecrl_cli.config.codec import encode
-from ecrl_cli.config.conf_paths import conf_dir, groups
+from ecrl_cli.config.conf_paths import conf_dir, groups, user_folders
 from ecrl_cli.config.omegaconf_bridge import raw
 from ecrl_cli.config.scale import SCALED_IN_A_MATRIX
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import ConfigError, plural, shown
+from ecrl_cli.errors import ConfigError, plural
 
 PRIMARY = "train"
 # Hydra before 1.4 takes its behaviour from a version; later ones deprecate naming one.
 VERSION_BASE: dict[str, Any] = {"version_base": None} if hydra.__version__.startswith("1.3") else {}
-_MAX_FILE_BYTES = 2**20
-_NO_VALUE = re.compile(r":\s*\?\?\?\s*(#.*)?$")
 _MAX_CELLS = 10_000
 _WORTH_SAYING = 24  # runs: from here on composing takes seconds
-_ALIAS, _MAX_ALIASES = re.compile(r"(?:^|[\s\[{,:-])\*[\w-]+"), 16  # aliases of aliases double with each line
 # Hydra's own settings through which a file could run code, write elsewhere or bypass the supervisor.
 _GUARDED = ("launcher", "callbacks", "run", "sweep", "job_logging", "hydra_logging", "output_subdir", "verbose", "mode")
 _GUARDED_JOB = ("chdir", "env_set", "env_copy")
@@ -95,7 +90,7 @@ class _Composer:
     """
 
     def __init__(self, arguments: Arguments) -> None:
-        launcher = overrides_for_hydra(arguments.engine)
+        launcher = arguments.launcher.for_hydra()
         bare = _bare(tuple(launcher))
         self._settings = _settings(bare)
         self._common = [*search_override(arguments.search), *launcher]
@@ -200,33 +195,3 @@ def explained(error: Exception) -> ConfigError:
     if missing:
         return ConfigError(str(missing), "no such configuration file", "`ecrl train --help` lists the groups and their options")
     return ConfigError("configuration", "; ".join(lines[:3]) or type(error).__name__, "`ecrl train --cfg job` shows what is composed")
-
-
-def user_folders(search: Sequence[str]) -> list[Path]:
-    """The folders among `search`; ConfigError for one that does not exist or holds unreadable files."""
-    folders = [Path(path.removeprefix("file://")).expanduser() for path in search if not path.startswith("pkg://")]
-    for folder in folders:
-        if not folder.is_dir():
-            raise ConfigError("--config-dir", f"{folder} is not a folder", "name one that holds your YAML files")
-        for file in [*folder.glob("*.y*ml"), *folder.glob("*/*.y*ml"), *folder.glob("*/*/*.y*ml")]:
-            _check_file(file)
-    return folders
-
-
-def _check_file(file: Path) -> None:
-    if not file.is_file():
-        raise ConfigError(str(file), "is not a regular file", "take it out of the folder")
-    size = file.stat().st_size
-    if size > _MAX_FILE_BYTES:
-        raise ConfigError(str(file), f"has {size} bytes, a configuration file at most {_MAX_FILE_BYTES}", "is this the right folder?")
-    try:
-        file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        column = error.start - error.object.rfind(b"\n", 0, error.start)
-        raise ConfigError(f"{file}:{line}:{column}", f"is not UTF-8 ({shown(hex(error.object[error.start]))})", "save it as UTF-8") from error
-    if (aliases := len(_ALIAS.findall(file.read_text(encoding="utf-8")))) > _MAX_ALIASES:
-        raise ConfigError(str(file), f"has {aliases} aliases (*name), at most {_MAX_ALIASES} are read", "write the values themselves")
-    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        if _NO_VALUE.search(text):
-            raise ConfigError(f"{file}:{number}", "has no value (???)", "give it one or take the line out")

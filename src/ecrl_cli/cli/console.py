@@ -1,8 +1,11 @@
-"""The terminal: a parser whose errors are ours; results on standard output and messages on standard error, control characters escaped in both."""
+"""What all commands share: a parser whose errors are ours; results on standard output and messages on standard error, control characters escaped in
+both; and who may read what they write: whom the umask lets, or nobody but the owner where a run asks for `private`. Nobody else ever writes there.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import NoReturn
 
@@ -29,3 +32,13 @@ def say(text: str) -> None:
 
 def _shown(text: str) -> str:
     return "\n".join(visible(line) for line in text.split("\n"))
+
+
+_OTHERS_WRITE, _OTHERS = 0o022, 0o077
+
+
+def restrict(*, private: bool) -> int:
+    """Sets the umask for what this process and its children write; returns the one before."""
+    before = os.umask(_OTHERS)
+    os.umask(_OTHERS if private else before | _OTHERS_WRITE)
+    return before

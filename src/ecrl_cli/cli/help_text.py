@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERBS = ("train", "verify", "report", "study", "audit", "doctor", "completion")
+VERBS = ("train", "verify", "compare", "report", "study", "audit", "doctor", "completion")
 
 _CODES = """\
 Exit codes: 0 done, valid; 1 invalid; 2 bad input (nothing was written); 3 evidence missing; 4 no valid checkpoint; 5 storage error;
@@ -14,6 +14,7 @@ ecrl: when a PyTorch DDP job dies, does it come back exactly, and what does that
 
   ecrl train [KEY=VALUE ...]     train under planned failures and recover (no verb means train)
   ecrl verify DIR...             judge recorded runs: valid, invalid or unknown; scrub checkpoints
+  ecrl compare RUN OTHER         how far the states of two runs are apart: L2, units in the last place, what differs
   ecrl report DIR...             tables, figures and a page of recorded runs and studies; --against: of two sweeps
   ecrl study study=NAME          an experiment on the checkpoint store: crash points, power loss, corruption, ...
   ecrl audit -- COMMAND          judge a training job that ECRL did not write: does it come back exactly?
@@ -42,6 +43,7 @@ Examples
   ecrl -m +matrix=exp4 scale=smoke                     a published matrix at its smallest scale
   ecrl -m dataset=cifar10,cifar100 model=resnet18,resnet50 schedule=base,late variant=ref,blk,ovl world_size=4      its suites, by their axes
   ecrl -m +matrix=exp4 hydra/launcher=submitit_slurm hydra.launcher.partition=gpu      a Slurm job per run
+  ecrl -m +matrix=failures hydra.launcher.n_jobs=2                                     two runs at once; the report compares no times then
   ecrl train --config-dir my_conf +suite=mine run_dir=outputs/mine
 
   -m, --multirun     a folder for a sweep: every combination of the values with commas
@@ -66,11 +68,15 @@ Failures (failure=NAME; docs/failures.md says more)
 _VERIFY = """\
 ecrl verify DIR... [--reference DIR | --with-reference] [--seal-key FILE] [--scrub] [--track] [--junit FILE] [--github] [--json]
 ecrl verify CHECKPOINT... [--sample N] [--deep] [--repair OUT_DIR] [--max-bytes N] [--json]
+ecrl verify FOLDER... --manifest [--max-bytes N] [--json]
 
 Judges recorded runs by their records alone. A sweep folder stands for all its runs. 0 valid, 1 invalid, 3 unknown.
 Scrubs checkpoints, newest first: one of them (step_00000050), a run's checkpoints/, or any folder of such. Of a damaged one it names the file, the
 chunk and the tensors, of flipped bits each byte and bit. 0 all valid; 1 one is refused, or latest.json or latest_ok is damaged or points to
 nothing; 4 there are checkpoints and none is valid; 2 the folder holds neither runs nor checkpoints. Nothing is changed.
+With --manifest: folders of files that ECRL did not write. The first time digests of every file, and of every tensor in .safetensors, .npz and .npy,
+are written to FOLDER/ecrl-manifest.json; from then on it says which file and which tensor changed, is damaged or gone. Nothing is unpickled. 0 all
+as in the manifest; 1 something changed; 3 a file is not in it.
 
 Examples
   ecrl verify outputs/digits-cnn-blk-s1337-0123abcd
@@ -80,6 +86,7 @@ Examples
   ecrl verify RUN --scrub                    the run, and its checkpoints
   ecrl verify RUN/checkpoints
   ecrl verify /backup/step_00000050 --repair repaired
+  ecrl verify weights/ --manifest            the first time digests are written, then held against
 
   --seal-key FILE    every run must be sealed and signed with the key in FILE; else the one of its seal.key_file is used, where it is there
   --reference DIR    hold the runs against this one; without it against undisturbed runs beside them, and in references/ there
@@ -100,8 +107,27 @@ only who has the key can.
 
 """
 
+_COMPARE = """\
+ecrl compare RUN OTHER [--steps STEP,...] [--json]
+
+How far the checkpoints of two runs are apart, at each step that both have: of parameters, buffers and optimizer the L2 of the difference, also
+relative to OTHER's length, the largest distance in units in the last place, elements that are not finite, and how many tensors differ; of the
+generators how many differ. Both layouts and formats, .pt files too (read without unpickling), behind the integrity check; runs that diverged as well.
+0 the same bits everywhere; 1 they differ; 3 a step is missing, or a checkpoint is refused.
+
+Examples
+  ecrl compare outputs/digits-cnn-blk-s1337-0123abcd outputs/digits-cnn-ref-s1337-89abcdef
+  ecrl compare RUN OTHER --steps 600,800
+  ecrl compare A/checkpoints/step_00000050 B/checkpoints/step_00000060.pt
+
+  --steps STEP,...   these steps; without it every step that both have. checkpoint.keep=N keeps more of them.
+  --json             print it as JSON
+
+"""
+
 _REPORT = """\
 ecrl report DIR... [--against OTHER] [--out DIR] [--judge | --no-verify] [--junit FILE] [--github] [--json]
+ecrl report --history DIR... [--out DIR] [--judge | --no-verify] [--junit FILE] [--github] [--json]
 
 Writes index.html, Markdown, CSV, JSON and figures of recorded runs and studies, into DIR/report unless --out names a folder.
 Runs that have ended and have no verdict that holds are verified first, as `ecrl verify` does.
@@ -115,9 +141,12 @@ Examples
   ecrl report outputs/corruption-s1337-0123abcd
   ecrl report RUN OTHER_RUN --out comparison
   ecrl report outputs/exp4 --against /mnt/other-machine/exp4 --out compared
+  ecrl report --history nightly              the sweeps in nightly/, one per build, over time
 
   --against OTHER    compare with another sweep of the same suites (another machine, another commit): run by run, with the same statistics,
                      and what differs between the two environments; differences are DIR relative to OTHER
+  --history          builds over time: each DIR is a sweep or a run, or a folder of those; in the order of when they ran, failing arms first, and
+                     what changed from the build before; the exit code is that of the newest build
   --out DIR          where the report goes
   --judge            judge every run anew. Without it the verdicts on file are shown, where records and checkpoints have not changed since; they are
                      not signed: use it for runs that somebody else verified
@@ -194,6 +223,7 @@ HELP = {
     "ecrl": _ECRL + _CODES,
     "train": _TRAIN + _CODES,
     "verify": _VERIFY + _CODES,
+    "compare": _COMPARE + _CODES,
     "report": _REPORT + _CODES,
     "study": _STUDY + _CODES,
     "audit": _AUDIT + _CODES,
@@ -207,7 +237,7 @@ _ecrl() {
   word="${line##* }"
   local choices="{verbs} -m --help {keys}"
   case "${COMP_WORDS[1]}" in
-    verify|report) COMPREPLY=($(compgen -o dirnames -- "$word")); return ;;
+    verify|compare|report) COMPREPLY=($(compgen -o dirnames -- "$word")); return ;;
   esac
   COMPREPLY=($(compgen -W "$choices" -- "$word"))
   # Bash splits words at '=': give back only what stands behind it.
@@ -220,7 +250,7 @@ complete -o nospace -F _ecrl ecrl
 
 _ZSH = """\
 _ecrl() {
-  if (( CURRENT > 2 )) && [[ ${words[2]} == (verify|report|doctor) ]]; then
+  if (( CURRENT > 2 )) && [[ ${words[2]} == (verify|compare|report|doctor) ]]; then
     _files -/
     return
   fi
@@ -233,8 +263,8 @@ compdef _ecrl ecrl
 
 _FISH = """\
 complete -c ecrl -f
-complete -c ecrl -n 'not __fish_seen_subcommand_from verify report doctor' -a '{verbs} -m --help {keys}'
-complete -c ecrl -n '__fish_seen_subcommand_from verify report doctor' -a '(__fish_complete_directories)'
+complete -c ecrl -n 'not __fish_seen_subcommand_from verify compare report doctor' -a '{verbs} -m --help {keys}'
+complete -c ecrl -n '__fish_seen_subcommand_from verify compare report doctor' -a '(__fish_complete_directories)'
 """
 
 # {verbs} and {keys} are filled in: words of letters, digits and `.=_+-` only.

@@ -17,6 +17,7 @@ from ecrl_cli.runs.reference_training import announcement, lacking
 from ecrl_cli.runs.run import RunContext, RunResult, failed, run
 from ecrl_cli.runs.run_dir import link_run_dir
 from ecrl_cli.runs.run_plan import RunPlan
+from ecrl_cli.runs.side_by_side import RunProcess, sweep_side_by_side
 from ecrl_cli.runs.sweep import SweepProgress, exit_code, sweep, todo
 from ecrl_cli.storage.files import write_whole
 from ecrl_cli.supervision.launch.launcher import LauncherCache
@@ -78,11 +79,26 @@ class Jobs:
         self.results |= {name: result for name, result in found.items() if result.exit_code != RunHeld.exit_code}  # another process is training it
 
     def _sweep(self, runs: Mapping[str, RunPlan], start: Callable[[str], RunResult]) -> dict[str, RunResult]:
-        layout = SweepLayout(self._plan.folder)
+        layout, at_once = SweepLayout(self._plan.folder), self._plan.runs_at_once
         do = todo(runs, self._plan.mixed)
-        progress = SweepProgress(do, self._say)
+        progress = SweepProgress(do, self._say, runs_at_once=at_once)
+        if at_once > 1:
+            self._say(f"{at_once} runs at once: they disturb each other, so the report compares no times; logs: {self._logs}")
+            return sweep_side_by_side(layout, do, lambda name: self._begin(name, runs[name]), progress, at_once)
         self._context = replace(self._context, above=progress.table)
         return sweep(layout, do, start, progress)
+
+    @property
+    def _logs(self) -> Path:
+        """The folder for what runs print that train side by side."""
+        return self._plan.folder / ".hydra" / "jobs"
+
+    def _begin(self, name: str, planned: RunPlan) -> RunProcess:
+        """Start the process of a run, or of a reference that is trained beside them."""
+        self._say(f"{name}: {planned.layout.root}")
+        if name in self._plan.cells:
+            self._place(name)
+        return RunProcess(planned, self._plan.runs_at_once, self._logs / f"{Path(name).name}.log")
 
     def _start(self, name: str) -> RunResult:
         planned = self._plan.runs[name]
@@ -92,11 +108,15 @@ class Jobs:
         self._say(f"{name}: {planned.layout.root}")
 
         def start() -> RunResult:
-            link_run_dir(planned)
-            self._record(planned.layout, self._plan.cells[name].composed)
+            self._place(name)
             return run(planned, self._context)
 
         return self._outcome(start)
+
+    def _place(self, name: str) -> None:
+        """The run's folder, and in it what Hydra composed for the run."""
+        link_run_dir(self._plan.runs[name])
+        self._record(self._plan.runs[name].layout, self._plan.cells[name].composed)
 
     def _outcome(self, start: Callable[[], RunResult]) -> RunResult:
         """The result of `start`. An internal error in one run must not end the others, nor fail the runs that a reference is for."""

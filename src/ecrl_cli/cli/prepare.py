@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ecrl_cli.cli.arguments import Arguments
 from ecrl_cli.cli.compose import ComposedRun, Grid, compose_grid
-from ecrl_cli.cli.launcher_settings import check_engine, check_shape, chosen
+from ecrl_cli.config.codec import encode
 from ecrl_cli.config.elastic import common_multiple
 from ecrl_cli.config.estimates import human_seconds, seconds
 from ecrl_cli.config.identity import run_id, run_name
 from ecrl_cli.config.machine import check_machine, check_torch
-from ecrl_cli.config.schema import DatasetConfig
-from ecrl_cli.data.preflight import known_size
+from ecrl_cli.config.schema import DATASETS, MODELS, DatasetConfig, RunConfig
+from ecrl_cli.config.tasks import CLASSIFICATION
+from ecrl_cli.data.preflight import known_size, without_held_out
 from ecrl_cli.data.preflight import prepare as prepare_data
-from ecrl_cli.errors import ConfigError, RunDirectoryError, plural
+from ecrl_cli.errors import ConfigError, RunDirectoryError, plural, visible
 from ecrl_cli.records.layout import SweepLayout
 from ecrl_cli.runs.environment import disagreements
-from ecrl_cli.runs.probing import probe
 from ecrl_cli.runs.run_dir import check_run_dir, claim_sweep, lost
 from ecrl_cli.runs.run_plan import RunPlan, command_folder, plan_run, references
 from ecrl_cli.supervision.launch.launcher import check_network
@@ -34,6 +37,7 @@ Say = Callable[[str], None]
 class TrainPlan:
     """What a command will run: the folder of the run or sweep; by run name, in order, each run's plan and what Hydra composed for it.
 
+    `runs_at_once`: how many of them may train at the same time.
     `mixed`: by name, how an existing run differs (code, machine) from those started now. `engine`: the Hydra launcher that runs the jobs; empty:
     they run here. `master`: what Hydra composed for the whole command, with the sweep's folder in it.
     """
@@ -45,18 +49,19 @@ class TrainPlan:
     mixed: dict[str, str] = field(default_factory=dict)
     engine: str = ""
     master: Any = None
+    runs_at_once: int = 1
 
 
 def prepare(arguments: Arguments, say: Say) -> TrainPlan:
     """The plan that `arguments` ask for; its data is present, unless it is only shown. Raises EcrlError with nothing written (a data set may have
     been downloaded).
     """
-    engine = chosen(arguments.engine)
-    check_engine(engine)
+    launcher = arguments.launcher
+    launcher.check_installed()
     grid = compose_grid(arguments, say)
-    check_shape(engine, arguments.engine, [cell.config for cell in grid.cells])
-    plan = replace(_plan(grid), engine=engine)
-    for run in () if engine == "submitit_slurm" else plan.runs.values():  # a Slurm job checks the machine it runs on
+    launcher.check_fits([cell.config for cell in grid.cells])
+    plan = replace(_plan(grid), engine=launcher.name, runs_at_once=launcher.runs_at_once)
+    for run in () if launcher.name == "submitit_slurm" else plan.runs.values():  # a Slurm job checks the machine it runs on
         check_machine(run.config)
         check_allocation(run.config)
         check_network(run.failures)
@@ -64,10 +69,10 @@ def prepare(arguments: Arguments, say: Say) -> TrainPlan:
     plan = _check_agreement(plan, arguments, say)
     if arguments.show:  # showing a configuration needs no data and must not download any
         return plan
-    if engine != "submitit_slurm":
+    if launcher.name != "submitit_slurm":
         check_torch()
     plan = _with_data(plan, say)
-    if engine != "submitit_slurm":
+    if launcher.name != "submitit_slurm":
         probe(run.config for run in plan.runs.values())
     return plan
 
@@ -126,6 +131,9 @@ def _with_data(plan: TrainPlan, say: Say) -> TrainPlan:
         size = known_size(config.dataset)
         if config.dataset not in checked:
             checked[config.dataset] = not prepare_data(config.dataset, say)
+        if config.evaluate.every and without_held_out(config.dataset):
+            fact = f"{config.dataset.name} has no held-out data here: every sample is trained on"
+            raise ConfigError("evaluate.every", fact, "hold some out, for example a fifth: dataset.held_out=360")
         if size is not None and config.global_batch > size:
             fact = f"{config.global_batch} is larger than the dataset ({size}): an epoch would have 0 steps"
             raise ConfigError("global_batch", fact, f"use at most {size - size % common_multiple(config)}")
@@ -144,4 +152,35 @@ def estimate(plan: TrainPlan) -> str:
 
 def expected_seconds(plan: TrainPlan) -> float:
     """Expected seconds for the rest of `plan` on this machine; runs that have a metrics.json are done."""
-    return sum(run.estimate_s for run in (*plan.runs.values(), *references(plan.runs.values())) if not run.layout.metrics.exists())
+    runs = (*plan.runs.values(), *references(plan.runs.values()))
+    return sum(run.estimate_s for run in runs if not run.layout.metrics.exists()) / min(plan.runs_at_once, len(runs))
+
+
+def probe(configs: Iterable[RunConfig]) -> None:
+    """ConfigError for the first of `configs` whose data set, model and task do not fit together, which a process with torch tries. What comes with
+    ECRL and classifies is known to fit.
+    """
+    tried = set()
+    for config in configs:
+        parts = (config.dataset, config.model, config.task, config.precision, config.evaluate)
+        known = config.dataset.name in DATASETS and config.model.name in MODELS and config.task.name == CLASSIFICATION.name
+        if not known and parts not in tried:
+            tried.add(parts)
+            _probe(config)
+
+
+def _probe(config: RunConfig) -> None:
+    what = f"dataset={config.dataset.name} model={config.model.name} task={config.task.name}"
+    command, limit = [sys.executable, "-m", "ecrl_cli.training.probe"], config.supervision.start_timeout_s
+    given = json.dumps(encode(config))
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError("dataset", f"{what}: two samples took more than {limit:.0f} s", "raise supervision.start_timeout_s") from error
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, json.JSONDecodeError) as error:
+        last = visible((done.stderr.splitlines() or [f"exit code {done.returncode}"])[-1])
+        raise ConfigError("dataset", f"{what}: trying two samples ended with {last}", "mend its package") from error
+    if answer:
+        raise ConfigError(answer["key"], answer["fact"], answer["remedy"])

@@ -1,4 +1,7 @@
-"""`ecrl report`: a page, tables and figures of runs and studies, and the main tables on standard output; what has no verdict is verified first."""
+"""`ecrl report`: a page, tables and figures of runs and studies, or of builds over time, and the main tables on standard output.
+
+What has no verdict is verified first.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,16 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report, github, junit
-from ecrl_cli.cli.console import Parser, out, say
-from ecrl_cli.cli.permissions import restrict
+from ecrl_cli.cli.console import Parser, out, restrict, say
 from ecrl_cli.cli.targets import checked
 from ecrl_cli.cli.verify import judge
-from ecrl_cli.errors import EcrlError
+from ecrl_cli.errors import ConfigError, EcrlError
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report as build_report
 from ecrl_cli.report.formats import plural, printable
+from ecrl_cli.report.history import history_folder, history_report
+from ecrl_cli.report.model.history import build_folders
 from ecrl_cli.report.model.inputs import find_inputs
 from ecrl_cli.report.model.run_record import verdict_on_file
 from ecrl_cli.report.parallel import parallel_map
@@ -36,15 +40,21 @@ def report(argv: Sequence[str]) -> int:
     restrict(private=False)
     check_report(flags.junit)
     other = checked(flags.against) if flags.against else None
+    if flags.history and other:
+        raise ConfigError("--against", "holds two sweeps against each other; --history all builds over time", "leave one of them out")
+    folders = [checked(folder) for folder in flags.folders]
+    if flags.history:
+        history_folder(folders, flags.out)  # refused before anything is verified
     if flags.verify and not flags.judge:
-        verify_missing([*flags.folders, *([other] if other else [])])
-    made = build_report([checked(folder) for folder in flags.folders], flags.out, other, flags.judge)
+        verify_missing([*(build_folders(folders) if flags.history else folders), *([other] if other else [])])
+    made = history_report(folders, flags.out, flags.judge) if flags.history else build_report(folders, flags.out, other, flags.judge)
     for note in made.notes:
         sys.stderr.write(f"ecrl: {printable(note)}\n")
     page = str(made.page)
-    document = json.loads(made.page.with_name("report.json").read_text(encoding="utf-8")) if flags.junit or flags.github or flags.json else {}
+    written = made.page.with_name("history.json" if flags.history else "report.json")
+    document = json.loads(written.read_text(encoding="utf-8")) if flags.junit or flags.github or flags.json else {}
     if flags.junit or flags.github:
-        cases = gate_cases(document)
+        cases = history_cases(document) if flags.history else gate_cases(document)
         for text in github(cases) if flags.github else ():
             sys.stderr.write(text + "\n")
         if flags.junit:
@@ -67,11 +77,20 @@ def gate_cases(document: dict[str, Any]) -> list[Case]:
     return gates + [Case(row["run"], "verdict", states.get(row["verdict"], SKIPPED), str(row["verdict"])) for row in document["runs"]]
 
 
+def history_cases(document: dict[str, Any]) -> list[Case]:
+    """A case for each arm that the newest build of history.json has."""
+    newest = document["builds"][-1]["build"]
+    states = {"valid": PASSED, "invalid": FAILED, "not finished": FAILED}
+    arms = [row for row in document["arms"] if row["build"] == newest]
+    return [Case(row["suite"], row["arm"], states.get(row["verdict"], SKIPPED), row["why"] or row["verdict"]) for row in arms]
+
+
 def verify_missing(folders: list[Path]) -> None:
     """Verifies the runs in `folders` that have ended and have no verdict that holds, as `ecrl verify` does, and says so; others are left alone.
     A run that cannot be judged is named; the report shows it as not verified.
     """
-    due = [place.layout.root for place in find_inputs([checked(folder) for folder in folders]).runs if _unjudged(place.layout)]
+    due = [run for folder in folders for run in _runs_in(checked(folder)) if _unjudged(RunLayout(run))]
+    due = list({run.resolve(): run for run in due}.values())
     fixed = [run for run in due if not os.access(run, os.W_OK)]
     for run in fixed:
         say(f"ecrl: {run}: cannot be written, so it is not verified; ecrl report --judge judges without storing anything")
@@ -91,6 +110,13 @@ def verify_missing(folders: list[Path]) -> None:
                 say(f"verified {run}")
 
         parallel_map(partial(_judged, known=References()), due, done=judged)
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The runs in `folder`; none where it cannot be listed: the report says why, or shows what it can."""
+    with suppress(EcrlError):
+        return [place.layout.root for place in find_inputs([folder]).runs]
+    return []
 
 
 def _judged(run: Path, known: References) -> tuple[str, str]:
@@ -113,6 +139,7 @@ def parser() -> Parser:
     made.add_argument("folders", nargs="+", type=Path)
     made.add_argument("--out", type=Path)
     made.add_argument("--against", type=Path)
+    made.add_argument("--history", action="store_true")
     made.add_argument("--judge", action="store_true")
     made.add_argument("--junit", type=Path)
     made.add_argument("--github", action="store_true")

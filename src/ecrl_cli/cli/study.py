@@ -13,11 +13,10 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 
 from ecrl_cli.cli.arguments import Arguments, parse, read_overrides, values
-from ecrl_cli.cli.compose import compose, expand, initialized, search_override, user_folders
-from ecrl_cli.cli.console import say
-from ecrl_cli.cli.permissions import restrict
+from ecrl_cli.cli.compose import compose, expand, initialized, search_override
+from ecrl_cli.cli.console import restrict, say
 from ecrl_cli.config.codec import encode
-from ecrl_cli.config.conf_paths import conf_dir, groups
+from ecrl_cli.config.conf_paths import conf_dir, groups, user_folders
 from ecrl_cli.config.machine import check_torch
 from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.config.studies import study_keys

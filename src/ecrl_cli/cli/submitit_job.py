@@ -17,8 +17,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
-from ecrl_cli.cli.console import say
-from ecrl_cli.cli.permissions import restrict
+from ecrl_cli.cli.console import restrict, say
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.machine import check_machine, check_torch
 from ecrl_cli.config.schema import RunConfig

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ecrl_cli.cli.arguments import parse
-from ecrl_cli.cli.console import say
-from ecrl_cli.cli.permissions import restrict
+from ecrl_cli.cli.console import restrict, say
 from ecrl_cli.cli.prepare import Say, TrainPlan, estimate, expected_seconds, prepare
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.estimates import human_seconds

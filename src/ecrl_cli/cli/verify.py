@@ -1,4 +1,4 @@
-"""`ecrl verify`: judges each run, stores the verdict beside its records, scrubs the named checkpoints, and exits with the worst code."""
+"""`ecrl verify`: judges each run, stores the verdict beside its records, has the named checkpoints scrubbed, and exits with the worst code."""
 
 from __future__ import annotations
 
@@ -8,23 +8,20 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.format.names import PAGE, REJECTED_PREFIX
-from ecrl_cli.checkpoint.repair.damage import Finding
-from ecrl_cli.checkpoint.repair.diagnose import line
-from ecrl_cli.checkpoint.repair.repair import check_folder, repair
-from ecrl_cli.checkpoint.repair.scrub import Scrub, ScrubConfig, ScrubResult, scrub
-from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
+from ecrl_cli.checkpoint.format.names import STEP_METADATA
+from ecrl_cli.checkpoint.repair.repair import check_folder
+from ecrl_cli.checkpoint.repair.scrub import ScrubConfig
 from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report, github, junit
-from ecrl_cli.cli.console import Parser, out, say
-from ecrl_cli.cli.permissions import restrict
+from ecrl_cli.cli.console import Parser, out, restrict, say
+from ecrl_cli.cli.manifest import verify_manifests
+from ecrl_cli.cli.scrub import VerifyOutput, integrity_config, scrubbed, unreadable
 from ecrl_cli.cli.targets import Checkpoints, checked, checkpoints_of, sorted_out
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.machine import check_torch
-from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RunDirectoryError, StorageError, first_line, plural, visible
+from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RunDirectoryError, first_line, visible
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.records.layout import RunLayout
@@ -38,17 +35,6 @@ from ecrl_cli.verify.verify_run import named, verify_run
 
 _EXIT = {"valid": 0, "invalid": 1, "unknown": 3}
 _WORST_FIRST = (5, 4, 1, 2, 3, 0)
-_OK, _INVALID, _NONE_VALID, _STORAGE = 0, 1, 4, 5
-_STATUS = {_OK: "valid", _INVALID: "invalid", _NONE_VALID: "no valid checkpoint"}
-
-
-@dataclass(frozen=True)
-class VerifyOutput:
-    """The result of verifying: text for people, a document for programs, an exit code."""
-
-    text: str
-    document: dict[str, Any]
-    exit_code: int
 
 
 def verify(argv: Sequence[str]) -> int:
@@ -57,6 +43,9 @@ def verify(argv: Sequence[str]) -> int:
     """
     flags = parser().parse_args(list(argv))
     restrict(private=False)
+    if flags.manifest:
+        _refuse_beside_manifest(flags)
+        return verify_manifests(flags.folders, flags.max_bytes, flags.json)
     reference = checked(flags.reference) if flags.reference else None
     key = read_key(str(flags.seal_key), "--seal-key") if flags.seal_key else b""
     runs, folders = sorted_out(flags.folders)
@@ -72,11 +61,8 @@ def verify(argv: Sequence[str]) -> int:
         with suppress(EcrlError, OSError):  # the verdict says what is wrong with it
             tell(read_run_config(RunLayout(run)).config, RunLayout(named(run)), say)
     for folder in folders:
-        config = ScrubConfig(flags.sample, flags.deep, _integrity_config(folder.folder.resolve(), flags.max_bytes))
-        try:
-            answers[folder.label] = scrubbed(folder, config, flags.repair)
-        except StorageError as error:  # this folder cannot be read; the results of the others are still printed
-            answers[folder.label] = _unreadable(folder.label, error)
+        config = ScrubConfig(flags.sample, flags.deep, integrity_config(folder.folder.resolve(), flags.max_bytes))
+        answers[folder.label] = scrubbed(folder, config, flags.repair)
     cases = [case for name, answer in answers.items() for case in _cases(name, answer.document)]
     if flags.junit:
         flags.junit.write_text(junit("ecrl verify", cases), encoding="utf-8")
@@ -105,19 +91,18 @@ def parser() -> Parser:
     made.add_argument("--sample", type=int, default=0)
     made.add_argument("--max-bytes", type=int, default=0)
     made.add_argument("--repair", type=Path)
+    made.add_argument("--manifest", action="store_true")
     return made
 
 
-def _integrity_config(folder: Path, max_bytes: int) -> IntegrityConfig:
-    """How to check the checkpoints in `folder`, whoever owns the files. Where `folder` is a run's checkpoints/, they must be that run's, within its
-    size limit, and finite where its configuration requires that.
-    """
-    layout, run_id, allowed, finite = RunLayout(folder.parent), "", IntegrityConfig.max_bytes, IntegrityConfig.finite
-    if layout.checkpoints == folder:
-        with suppress(EcrlError, OSError):  # without its config.json, of no particular run
-            stored = read_run_config(layout)
-            run_id, allowed, finite = stored.run_id, stored.config.checkpoint.max_bytes, stored.config.checkpoint.finite
-    return IntegrityConfig(run_id, max_bytes or allowed, trust_owner=True, finite=finite)
+def _refuse_beside_manifest(flags: argparse.Namespace) -> None:
+    """ConfigError for a flag that is of runs or of ECRL's checkpoints."""
+    others = ("reference", "with_reference", "seal_key", "junit", "github", "track", "scrub", "deep", "sample", "repair")
+    if named := [name for name in others if getattr(flags, name)]:
+        fact = f"--manifest is for folders of files that ECRL did not write, --{named[0].replace('_', '-')} is not"
+        raise ConfigError("arguments", fact, "leave one of them out")
+    if flags.max_bytes < 0:
+        raise ConfigError("--max-bytes", "must not be negative", "leave it out to look at everything")
 
 
 def _cases(name: str, document: dict[str, Any]) -> list[Case]:
@@ -141,7 +126,7 @@ def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:
         fact = "--deep, --sample, --max-bytes and --repair are for checkpoints"
         raise ConfigError("arguments", fact, "name a folder of checkpoints, or add --scrub")
     for each in folders:
-        if next(each.folder.glob(f"step_*/{PAGE}"), None):
+        if next(each.folder.glob(f"step_*/{STEP_METADATA}"), None):
             fact = "holds steps that another checkpointer wrote: only that can read them"
             raise ConfigError(each.label, fact, "name the run without --scrub: it is judged by what its ranks recorded")
     if flags.repair and len(folders) != 1:
@@ -159,11 +144,11 @@ def judge(run: Path, reference: Path | None, known: References) -> VerifyOutput:
     except RunDirectoryError:  # the named reference is unusable
         raise
     except EcrlError as error:  # this run cannot be judged; the others can
-        return _unreadable(str(run), error)
+        return unreadable(str(run), error)
     except OSError as error:
-        return _unreadable(str(run), EvidenceMissing("records", f"cannot be read ({error.strerror})", "restore the run directory"))
+        return unreadable(str(run), EvidenceMissing("records", f"cannot be read ({error.strerror})", "restore the run directory"))
     except Exception as error:
-        return _unreadable(
+        return unreadable(
             str(run), EvidenceMissing("records", f"cannot be judged ({first_line(error, 200)})", "restore the run directory, or report this")
         )
     document = verdict.to_json()
@@ -182,10 +167,6 @@ def _apart(run: Path, reference: RunLayout | None) -> dict[str, Any] | None:
     except Exception as error:  # the verdict stands without the distances: file damage is reported by the verdict
         say(f"ecrl: {visible(run)}: no divergence ({visible(error)})")
         return None
-
-
-def _unreadable(label: str, error: EcrlError) -> VerifyOutput:
-    return VerifyOutput(f"ecrl: error: {visible(label)}: {error.line()}", {"status": "unknown", "error": error.line()}, error.exit_code)
 
 
 def _keep(run: Path, document: dict[str, Any], reference: RunLayout | None, apart: dict[str, Any] | None) -> None:
@@ -244,100 +225,3 @@ def _private(run: Path) -> bool:
     with suppress(EcrlError, OSError):  # `ecrl verify` says what is wrong with the run itself
         return read_run_config(RunLayout(run)).config.private
     return True
-
-
-@dataclass
-class Repairs:
-    """Attempted repairs into `out`, by checkpoint name: the copy's path, or why there is none."""
-
-    out: Path
-    copies: dict[str, str] = field(default_factory=dict)
-    refusals: dict[str, str] = field(default_factory=dict)
-    disk_refused: bool = False
-
-
-def scrubbed(what: Checkpoints, config: ScrubConfig, out: Path | None) -> VerifyOutput:
-    """Scrubs, and repairs into `out` if it is given; for the exit code see `_scrub_code`."""
-    found = scrub(what.folder, what.names, config)
-    repairs = _repair_all(found, config.integrity, out) if out is not None else None
-    code = _scrub_code(found)
-    document = _scrub_document(found, _STATUS[code], repairs)
-    return VerifyOutput(_scrub_text(what.label, found, repairs), document, _STORAGE if repairs and repairs.disk_refused else code)
-
-
-def _scrub_code(found: Scrub) -> int:
-    """4 if there are checkpoints (or quarantined ones) and none is valid, 1 for any damage, also of a pointer, else 0."""
-    if not found.valid and (found.looked or any(name.startswith(REJECTED_PREFIX) for name in found.aside)):
-        return _NONE_VALID
-    return _INVALID if found.valid < len(found.looked) or found.pointers else _OK
-
-
-def _repair_all(found: Scrub, limits: IntegrityConfig, out: Path) -> Repairs:
-    made = Repairs(out)
-    for one in found.looked:
-        if one.diagnosis is None:
-            continue
-        name = one.report.path.name
-        try:
-            made.copies[name] = str(repair(one.report.path, one.diagnosis, out, limits))
-        except StorageError as error:
-            made.refusals[name] = error.fact
-            made.disk_refused = made.disk_refused or bool(error.errno)
-    return made
-
-
-def _scrub_text(label: str, found: Scrub, repairs: Repairs | None) -> str:
-    lines = [f"{label}: {_scrub_summary(found)}"]
-    for one in found.looked:
-        lines.append("  " + line(one.report, one.diagnosis))
-        name = one.report.path.name
-        if repairs and name in repairs.copies:
-            lines.append(f"    repaired copy, which passes the integrity check: {repairs.copies[name]}")
-        elif repairs and name in repairs.refusals:
-            lines.append(f"    not repaired: {repairs.refusals[name]}")
-    lines += [f"  {complaint}" for complaint in found.pointers]
-    lines += [f"  set aside or unfinished, not judged: {name}" for name in found.aside]
-    return "\n".join("".join(letter if letter.isprintable() else "?" for letter in text) for text in lines)
-
-
-def _scrub_summary(found: Scrub) -> str:
-    looked, refused = len(found.looked), len(found.looked) - found.valid
-    count = f"{plural(looked, 'checkpoint')}" if looked == found.total else f"{looked} of {plural(found.total, 'checkpoint')} looked at"
-    spread = "; one of the sample is damaged, so all were looked at" if found.spread else ""
-    damaged = f", {plural(len(found.pointers), 'pointer')} damaged" if found.pointers else ""
-    return f"{count}, {found.valid} valid, {refused} refused{damaged}{spread}"
-
-
-def _scrub_document(found: Scrub, status: str, repairs: Repairs | None) -> dict[str, Any]:
-    return {
-        "status": status,
-        "looked_at": len(found.looked),
-        "of": found.total,
-        "spread": found.spread,
-        "checkpoints": [_checkpoint_document(one, repairs) for one in found.looked],
-        "pointers": list(found.pointers),
-        "set_aside": list(found.aside),
-    }
-
-
-def _checkpoint_document(one: ScrubResult, repairs: Repairs | None) -> dict[str, Any]:
-    report = one.report
-    document: dict[str, Any] = {"name": report.path.name, "status": "ok" if report.ok else "refused"}
-    if report.ok or one.diagnosis is None:
-        return document | {"commit_sha256": report.commit_sha256}
-    document |= {"layer": report.layer, "reason": report.reason, "damage": [_damage(finding) for finding in one.diagnosis.findings]}
-    document["repairable"] = one.diagnosis.repairable
-    if repairs:
-        document["repaired"] = repairs.copies.get(report.path.name)
-    return document
-
-
-def _damage(finding: Finding) -> dict[str, Any]:
-    return {
-        "file": finding.file,
-        "text": finding.text,
-        "chunks": list(finding.chunks),
-        "bits": [{"byte": flip.offset, "bit": flip.bit} for flip in finding.flips],
-        "tensors": list(finding.tensors),
-        "repairable": finding.repairable,
-    }

@@ -61,7 +61,7 @@ def report(dirs: list[Path], out: Path | None = None, other: Path | None = None,
         raise _no_numbers(comparison, studies)
     diff = read_sweep_diff(comparison, dirs, other, judge_anew) if other else None
     folder = destination(dirs, out)
-    _write(folder, contents(comparison, studies, diff), out is not None)
+    write_files(folder, contents(comparison, studies, diff), out is not None)
     page = folder / "index.html"
     lines = against_lines(diff) if diff else []
     lines += [line for study in studies for line in terminal_study(study, ALONE if len(studies) == 1 else AMONG_OTHERS)]
@@ -113,8 +113,9 @@ def _summary(comparison: Comparison, studies: Sequence[StudyResult]) -> ReportSu
     return join_summaries(summarize(comparison), summarize_studies(studies)) if comparison.runs else summarize_studies(studies)
 
 
-def _write(folder: Path, files: dict[str, bytes], named: bool) -> None:
-    """`named`: the user chose this folder, which may then be a symlink; symlinks inside it are refused always."""
+def write_files(folder: Path, files: dict[str, bytes], named: bool) -> None:
+    """Writes `files` by their paths in `folder`. `named`: the user chose this folder, which may then be a symlink; symlinks inside it are refused
+    always. StorageError if it cannot be written."""
     if not named:
         refuse_links(folder.parent, [folder.name])
     refuse_links(folder, sorted({Path(name).parts[0] for name in files if len(Path(name).parts) > 1}))

@@ -100,6 +100,14 @@ def plural(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {errors.plural(number, one, many).partition(' ')[2]}"
 
 
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
+def spelled(number: int) -> str:
+    """A count in words up to twelve."""
+    return _NUMBERS[number] if 0 <= number < len(_NUMBERS) else f"{number:,}"
+
+
 def listed(words: list[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "none"

@@ -1,7 +1,7 @@
 """One colour per variant and per category, the same in every figure, distinguishable with colour blindness.
 
-Variants follow Okabe and Ito; categories come in families (training blue, checkpointing gold, starting rose, replay plum, the rest grey)
-with shades of different lightness. Each colour is a CSS variable with a light and a dark value; matplotlib draws with the light one, and
+Variants follow Okabe and Ito; categories come in families (training blue, evaluating green, checkpointing gold, starting rose, replay plum, the rest
+grey) with shades of different lightness. Each colour is a CSS variable with a light and a dark value; matplotlib draws with the light one, and
 `themed` replaces it by the variable in the SVG.
 """
 
@@ -68,6 +68,7 @@ KNOWN_SERIES = {
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "training": ("compute", "sync"),
+    "evaluating": ("evaluate",),
     "checkpointing": ("snapshot", "serialize", "enqueue", "backpressure", "write_wait"),
     "starting": ("detect", "launch", "import", "rendezvous", "load", "warm_up"),
     "replay": ("replay",),
@@ -75,6 +76,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 FAMILY_COLOURS = {
     "training": Colour("f-training", "#4477aa", "#6a9bd0"),
+    "evaluating": Colour("f-evaluating", "#228833", "#5cb86b"),
     "checkpointing": Colour("f-checkpointing", "#ddaa33", "#e5bb57"),
     "starting": Colour("f-starting", "#cc6677", "#d9808f"),
     "replay": Colour("f-replay", "#771f50", "#b04f87"),
@@ -83,6 +85,7 @@ FAMILY_COLOURS = {
 _SHADES = {
     "compute": ("#4477a9", "#6a9bd1"),
     "sync": ("#99bbdd", "#3f6690"),
+    "evaluate": ("#228834", "#5cb86c"),
     "snapshot": ("#ddaa34", "#e5bb58"),
     "serialize": ("#8c6510", "#a98127"),
     "enqueue": ("#f3d78f", "#f6e3b0"),

@@ -9,12 +9,13 @@ from functools import partial
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from ecrl_cli.metrics.statistics import Summary
-from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, draw_figures, legend_name, set_tooltip
+from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, draw_figures, set_tooltip
 from ecrl_cli.report.figures.palette import BAD, CATEGORY_COLOURS, FAMILY_COLOURS, INK, MUTED, PAPER, RULE, Colour, variant_colours
-from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, curves, intervals, marks, name_rows, panels
-from ecrl_cli.report.formats import change, duration, plural, printable, rate, share
+from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, curves, intervals, marks, name_rows
+from ecrl_cli.report.formats import change, duration, plural, printable, rate, share, short
 from ecrl_cli.report.model.arms import Arm
 from ecrl_cli.report.model.comparison import ALL, Comparison
 from ecrl_cli.report.model.contrast import Contrast, by_scope
@@ -23,6 +24,7 @@ from ecrl_cli.report.model.timeline_view import TimelineView, thinned
 
 ROW = 0.30  # inches per bar
 MOST_POINTS, READINGS = 240, 24  # of a curve: points, and steps with a tooltip
+PANELS = 5  # of small multiples in a row
 EFFECTS = "Difference of goodput by pairs of one suite and seed, with 95% intervals"
 
 
@@ -37,7 +39,13 @@ def run_pictures(comparison: Comparison) -> list[Picture]:
         FigureSpec("seconds", "Where the wall time went, in seconds by category", partial(draw_seconds, comparison)),
     ]
     if any(run.losses for run in comparison.counted):
-        found.append(FigureSpec("loss", "Loss of the committed steps, mean over ranks", partial(draw_losses, comparison)))
+        found.append(
+            FigureSpec(
+                "loss",
+                "Loss of the committed steps, mean over ranks; in grey the undisturbed run",
+                partial(draw_losses, comparison),
+            )
+        )
     for number, (suite, runs) in enumerate(first_seed(comparison).items()):
         title = f"{printable(suite)}: the arms of one seed on one clock"
         found.append(FigureSpec(f"timeline-{number + 1}", title, partial(draw_timelines, comparison, runs), in_page=False))
@@ -164,27 +172,39 @@ def _estimate_text(each: Contrast) -> str:
 
 
 def draw_losses(comparison: Comparison) -> Figure:
-    """A panel per suite, a curve per arm of one seed; wider lines at the bottom, so that equal curves stay visible."""
+    """Small multiples: a row of panels per suite, a panel per arm of one seed, in grey below each curve that of the suite's undisturbed run."""
     chosen = first_seed(comparison)
-    figure, shown = panels(len(chosen), 2.1)
     colours = variant_colours(comparison.labels)
-    for axes, (suite, runs) in zip(shown, chosen.items(), strict=True):
-        tones = [colours[comparison.label(run)].light for run in runs]
-        curves(axes, [thinned(run.losses, MOST_POINTS) for run in runs], tones, [max(1.0, 5.5 - 1.5 * number) for number in range(len(runs))])
-        _readings(axes, comparison, runs)
-        axes.set_title(printable(suite), fontsize=9, loc="left", color=INK.light)
-        axes.set_xlabel("step")
-    shown[0].set_ylabel("loss")
-    handles = [Patch(color=colours[label].light, label=legend_name(label)) for label in comparison.labels]
-    figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize=8, handlelength=1, handleheight=0.5)
+    columns = min(PANELS, max(len(runs) for runs in chosen.values()))
+    lines = [(suite, runs, runs[at : at + columns]) for suite, runs in chosen.items() for at in range(0, len(runs), columns)]
+    height = 1.5 * len(lines) + 0.65
+    figure = Figure(figsize=(WIDTH, height))  # no layout engine: with forty panels it takes seconds
+    shown = figure.subplots(len(lines), columns, squeeze=False, sharey="row")
+    figure.subplots_adjust(left=0.08, right=0.985, top=1 - 0.42 / height, bottom=0.45 / height, wspace=0.1, hspace=0.72)
+    for row, (suite, runs, here) in zip(shown, lines, strict=True):
+        base = next((run for name in ("ref", "clean") for run in runs if run.variant == name), runs[0])
+        row[0].annotate(printable(suite), (0, 1), (0, 16), xycoords="axes fraction", textcoords="offset points", weight="bold", color=INK.light)
+        row[0].set_ylabel("loss")
+        for axes, run in zip(row, here, strict=False):
+            label = comparison.label(run)
+            under = [] if run is base else [base]
+            tones = [*(RULE.light for _ in under), colours[label].light]
+            curves(axes, [thinned(each.losses, MOST_POINTS) for each in (*under, run)], tones, [*(3.5 for _ in under), 1.2])
+            _readings(axes, comparison, [run, *under], READINGS // (1 + len(lines) // 4))
+            axes.set_title(short(printable(label), 26), fontsize=8, loc="left", color=INK.light)
+            axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+            axes.set_xlabel("step", fontsize=8)
+            axes.tick_params(labelsize=7.5)
+        for axes in row[len(here) :]:
+            axes.set_axis_off()
     return figure
 
 
-def _readings(axes: Axes, comparison: Comparison, runs: Sequence[Run]) -> None:
-    """Invisible bands whose tooltips list the loss of every curve at their central step."""
+def _readings(axes: Axes, comparison: Comparison, runs: Sequence[Run], most: int) -> None:
+    """Invisible bands, `most` of them, whose tooltips list the loss of every curve at their central step."""
     curves = {comparison.label(run): dict(run.losses) for run in runs}
     steps = sorted({step for curve in curves.values() for step in curve})
-    stride = max(1, -(-len(steps) // READINGS))
+    stride = max(1, -(-len(steps) // max(1, most)))
     width = (steps[-1] - steps[0]) / len(steps) * stride if steps else 0
     for step in steps[stride // 2 :: stride]:
         labels = [f"{label} {curve[step]:.4g}" for label, curve in curves.items() if step in curve]
@@ -225,6 +245,7 @@ def draw_timeline(axes: Axes, view: TimelineView, colour: Colour) -> None:
         axes.plot([t for t, _ in attempt.progress], [step for _, step in attempt.progress], color=colour.light, linewidth=1.6)
     axes.plot([b.at for b in view.faults], [b.step for b in view.faults], "x", color=INK.light, markersize=6, markeredgewidth=1.6, zorder=5)
     axes.set_yticks([0, target])
+    axes.set_ylabel("step")
     axes.spines["bottom"].set_visible(False)
     axes.set_ylim(-0.5 * target, 1.1 * target)
 

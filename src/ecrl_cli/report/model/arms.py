@@ -12,7 +12,7 @@ from ecrl_cli.metrics.recoveries import RESTART_COSTS, Restart
 from ecrl_cli.metrics.statistics import Summary, ratio_of_means, summary
 from ecrl_cli.report.model.run_record import Metrics, Run
 
-ORDER = ("clean", "ref", "ref2", "blk", "ovl", "mem", "spares", "rollback", "forward", *(kind.name for kind in FOREIGN))
+ORDER = ("clean", "ref", "ref2", "blk", "ovl", "mem", "spares", "rollback", "forward", "skip", "redistribute", *(kind.name for kind in FOREIGN))
 BASES = ("clean", "ref", "blk")
 
 MEASURES: dict[str, Callable[[Metrics], float | None]] = {
@@ -30,7 +30,12 @@ MEASURES: dict[str, Callable[[Metrics], float | None]] = {
     "restarts": lambda m: m.restarts,
     "replayed_steps": lambda m: m.replayed_steps,
     "replay_s": lambda m: m.seconds["replay"],
+    "evaluate_s": lambda m: m.seconds["evaluate"],
+    "accuracy": lambda m: m.held_out("accuracy"),
+    "perplexity": lambda m: m.held_out("perplexity"),
+    "held_out_loss": lambda m: m.held_out("loss"),
 }
+HELD_OUT = ("accuracy", "perplexity", "held_out_loss")  # quality on held-out data at the target
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ecrl_cli.errors import EcrlError, RecordError
 from ecrl_cli.history.load import RunRecords, load, load_disk, load_environment
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.metrics.cache import NewerMetrics, differences
-from ecrl_cli.metrics.checkpoints import Checkpoint
+from ecrl_cli.metrics.checkpoints import Checkpoint, SaveLatency, save_latency
 from ecrl_cli.metrics.checkpoints import account as checkpoint_account
 from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.metrics.document import metrics_document
@@ -70,6 +70,14 @@ class Metrics:
     recoveries: tuple[dict[str, Any], ...] = ()
     snapshots: dict[str, float] = field(default_factory=dict)
     terminal_status: str = "unknown"
+    evaluations: tuple[dict[str, Any], ...] = ()
+    legs: tuple[dict[str, Any], ...] = ()
+
+    def held_out(self, measure: str) -> float | None:
+        """What was measured on held-out data at the target; None if nothing was, or it is not finite."""
+        last = self.evaluations[-1] if self.evaluations else {}
+        value = last.get(measure) if last.get("global_step") == self.target_steps else None
+        return float(value) if isinstance(value, int | float) else None
 
     @property
     def wall_published_clock_s(self) -> float | None:
@@ -182,6 +190,16 @@ class Run:
     def counted(self) -> Metrics | None:
         """The run's metrics if it may be compared."""
         return None if self.reason else self.metrics
+
+    @cached_property
+    def save_latency(self) -> SaveLatency:
+        """How long a save takes until it is durable, beside the time between two checkpoints."""
+        return save_latency(self.checkpoints)
+
+    @property
+    def failing(self) -> bool:
+        """Whether it broke a promise or did not reach its target: what a page shows first."""
+        return bool(self.reason) or self.verdict.status == INVALID
 
     @property
     def losses(self) -> list[tuple[int, float]]:

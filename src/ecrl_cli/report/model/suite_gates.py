@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ecrl_cli.history.load import RUNS_AT_ONCE
 from ecrl_cli.metrics.gates import Gate, gate, quality_gates
 from ecrl_cli.records.events import CHECKPOINT_ENDS
 from ecrl_cli.report.formats import by_value, listed
@@ -22,7 +23,7 @@ def gates_of(runs: Sequence[Run], every: Sequence[Run] = ()) -> tuple[Gate, ...]
     judged = {run.name: run.verdict for run in runs if run.verdict.status != "missing" or run.verdict.why}
     verdicts = {name: f"not judged ({verdict.why})" if verdict.why else verdict.status for name, verdict in judged.items()}
     of_metrics = quality_gates(documents, verdicts)
-    return (_arms(runs, every), *of_metrics, _artifacts(runs), _records(runs), _environment(runs))
+    return (_arms(runs, every), *of_metrics, _artifacts(runs), _records(runs), _environment(runs), _alone(runs))
 
 
 def all_passed(gates: Sequence[Gate]) -> bool:
@@ -91,6 +92,16 @@ def _environment(runs: Sequence[Run]) -> Gate:
     known = [run for run in runs if run.metrics]
     others = [f"{run.name}: {listed(found)}" for run in known if (found := [f"another {key}" for key in environment_changes(known[0], run)])]
     return gate("environment", others, "one machine, one set of versions, one source")
+
+
+def _alone(runs: Sequence[Run]) -> Gate:
+    """No run trained beside another of its sweep (hydra.launcher.n_jobs): their times would be those of a shared machine."""
+    beside = [
+        f"{run.name} trained as one of {at_once} at once"
+        for run in runs
+        if isinstance(at_once := run.environment.get(RUNS_AT_ONCE, 1), int) and at_once > 1
+    ]
+    return gate("alone", beside, "one run at a time")
 
 
 def pooling_obstacles(a: Run, b: Run) -> list[str]:

@@ -12,6 +12,7 @@ from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.study_record import StudyResult
 from ecrl_cli.report.tables.checkpointers import checkpointers_table
 from ecrl_cli.report.tables.comparisons import brief, tables
+from ecrl_cli.report.tables.quality import quality_table
 from ecrl_cli.report.tables.records import CSV_FILES
 from ecrl_cli.report.tables.renderers import escaped, markdown_of, markdown_section, terminal_of
 from ecrl_cli.report.tables.runs import brief_runs, recoveries_table
@@ -29,7 +30,7 @@ def terminal(comparison: Comparison, page: Path, studies: Sequence[StudyResult] 
         scale = f"; scale {comparison.scale([suite])}" if any(run.counted for run in comparison.runs if run.suite == suite) else ""
         lines += [f"{printable(suite) or 'no suite'} (goodput in committed steps per second{scale})", *terminal_of(brief_runs(comparison, suite))]
         lines += [f"  gate failed: {gate.name}: {short(printable(gate.message))}" for gate in comparison.gates[suite] if not gate.passed] + [""]
-    for table in [*brief(comparison), recoveries_table(comparison), checkpointers_table(comparison, studies)]:
+    for table in [*brief(comparison), quality_table(comparison), recoveries_table(comparison), checkpointers_table(comparison, studies)]:
         lines += [table.title, *terminal_of(table), ""] if table else []
     lines += [f"not compared: {run.name}: {run.reason}" for run in comparison.left_out]
     lines += [f"not judged: {run.name}: {run.verdict.why}" for run in comparison.runs if run.verdict.why]
@@ -50,7 +51,7 @@ def terminal_study(study: StudyResult, most: int = ALONE) -> list[str]:
 
 def markdown(comparison: Comparison, summary: ReportSummary, figures: Sequence[str], studies: Sequence[StudyResult] = ()) -> str:
     """The runs' part of report.md."""
-    lines = [f"# {escaped(summary.headline)}", "", *(f"- {escaped(sentence)}" for sentence in summary.sentences), ""]
+    lines = [f"# {escaped(summary.headline)}", "", *statement_lines(summary), ""]
     for suite in comparison.suites:
         scale = f"Scale {escaped(comparison.scale([suite]) or 'unknown')}."
         lines += [f"## {escaped(suite)}", "", scale, "", *markdown_of(brief_runs(comparison, suite)), "", *gate_lines(comparison.gates[suite]), ""]
@@ -58,13 +59,20 @@ def markdown(comparison: Comparison, summary: ReportSummary, figures: Sequence[s
         lines += ["## Not compared", "", *(f"- {escaped(run.name)}: {escaped(run.reason)}" for run in comparison.left_out), ""]
     if not comparison.runs:
         return "\n".join(lines)
-    for table in [checkpointers_table(comparison, studies), recoveries_table(comparison), *tables(comparison)]:
+    for table in [checkpointers_table(comparison, studies), quality_table(comparison), recoveries_table(comparison), *tables(comparison)]:
         lines += markdown_section(table) if table else []
     lines += ["## Figures", "", *(f"![{name}](figures/{name}.png)" for name in figures), ""]
     lines += ["Goodput is committed steps per second of wall time, from the supervisor's launch to the target."]
     lines += ["The published clock runs from rank 0's first line to its last: the first launch is free, restarts are charged."]
     lines += [f"All numbers: {', '.join(CSV_FILES)}, report.json.", ""]
     return "\n".join(lines)
+
+
+def statement_lines(summary: ReportSummary) -> list[str]:
+    """A list item per statement, its statistics as an item below it."""
+    return [
+        line for each in summary.statements for line in (f"- {escaped(each.text)}", *([f"  - {escaped(each.statistics)}"] if each.statistics else []))
+    ]
 
 
 def gate_lines(gates: Sequence[Gate]) -> list[str]:

@@ -119,9 +119,10 @@ const filter = () => {
     const count = box.querySelector(".caption span");
     if (count) count.textContent = shown < rows ? `${shown} of ${rows} rows` : `${rows} rows`;
   }
+  const active = words.length > 0 || wanted.length > 0;
+  if (active) for (const fold of all("details.rest")) fold.open = true;
   const runs = all("details.run");
   const left = runs.filter((run) => !run.hidden).length;
-  const active = words.length > 0 || wanted.length > 0;
   form.elements.found.value = `${left} of ${runs.length} run${runs.length === 1 ? "" : "s"}${left ? "" : ": nothing is left, Esc clears"}`;
   form.querySelector("button").hidden = !active;
 };
@@ -169,7 +170,7 @@ const visit = () => {
   const target = document.getElementById(location.hash.slice(1));
   if (!(target instanceof HTMLDetailsElement)) return;
   fill(target);
-  target.open = true;
+  for (let fold = target; fold; fold = fold.parentElement.closest("details")) fold.open = true;
   target.hidden = false;
   target.closest(".box").hidden = false;
   target.querySelector("summary").focus({ preventScroll: true });
@@ -197,7 +198,7 @@ addEventListener("hashchange", visit);
 let opened = [];
 addEventListener("beforeprint", () => {
   const few = all("details.run").length <= 8;
-  opened = all("details:not([open])").filter((d) => !d.hidden && (few || !d.matches(".run") || d.dataset.verdict !== "valid"));
+  opened = all("details:not([open])").filter((d) => !d.hidden && (few || !d.matches(".run, .rest") || (d.matches(".run") && d.dataset.verdict !== "valid")));
   for (const details of opened) {
     fill(details);
     details.open = true;

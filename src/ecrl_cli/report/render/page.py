@@ -31,6 +31,7 @@ from ecrl_cli.report.render.sweep_diff import against_sentences, against_tables
 from ecrl_cli.report.tables import runs
 from ecrl_cli.report.tables.checkpointers import checkpointers_table
 from ecrl_cli.report.tables.comparisons import SHORT, compared_table, noise_table, overlap_table, wins_table
+from ecrl_cli.report.tables.quality import quality_table
 from ecrl_cli.report.tables.renderers import MOST_ROWS, cut_note, page_rows
 from ecrl_cli.report.tables.runs import measures_table, restarts_table
 from ecrl_cli.report.tables.studies import shown_tables
@@ -43,12 +44,15 @@ HERE = Path(__file__).parent
 MOST_CHECKPOINTS = 40
 MOST_OPEN = 60  # rows of a study's table: longer ones are folded
 MOST_LINES = 16  # of a table of runs: longer ones scroll
-COSTS = ("stall_s", "snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s")
+DENSE_FROM = 11  # columns: tables with more are set smaller
+MOST_LISTED = 24  # runs that are listed one below the other; more are a picture first
+COSTS = ("stall_s", "snapshot_s", "copy_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s")
 BADGES = {
     "valid": ("good", "\N{CHECK MARK}", "valid"),
     "invalid": ("bad", "\N{MULTIPLICATION X}", "invalid"),
     "unknown": ("doubt", "?", "unknown"),
     "missing": ("doubt", "?", "not verified"),
+    "unfinished": ("bad", "\N{HORIZONTAL ELLIPSIS}", "not finished"),  # of an arm in a history, never of a run
     "not checked": ("doubt", "\N{EN DASH}", "not checked"),  # of a promise, never of a run
 }
 
@@ -83,26 +87,34 @@ def render(comparison: Comparison, studies: Sequence[StudyResult], summary: Repo
     script are not.
     """
     of = [(len(comparison.runs), "run", "runs"), (len(studies), "study", "studies")]
+    return page_of(
+        "page.html.j2",
+        **_of_runs(comparison, drawn),
+        checkpointers=checkpointers_table(comparison, studies),
+        said=summary,
+        studies=studies,
+        drawn={ident: in_page(pictures) for ident, pictures in drawn.studies.items()},
+        parts=[(part, in_page(part.pictures)) for part in parts],
+        words=[*(DEFINITIONS if comparison.runs else ()), *(STUDY_DEFINITIONS if studies else ())],
+        made_of=formats.listed([formats.plural(*part) for part in of if part[0]]),
+        when=_when(comparison),
+        environment=next((known for known in [*(run.environment for run in comparison.runs), *(s.environment for s in studies)] if known), {}),
+    )
+
+
+def page_of(template: str, **values: Any) -> str:
+    """A page in the frame that all share: its style, its script, both themes."""
     script = (HERE / "page.js").read_text(encoding="utf-8")
     return (
         _environment()
-        .get_template("page.html.j2")
+        .get_template(template)
         .render(
-            **_of_runs(comparison, drawn),
-            checkpointers=checkpointers_table(comparison, studies),
-            said=summary,
-            studies=studies,
-            drawn={ident: _in_page(pictures) for ident, pictures in drawn.studies.items()},
-            parts=[(part, _in_page(part.pictures)) for part in parts],
-            words=[*(DEFINITIONS if comparison.runs else ()), *(STUDY_DEFINITIONS if studies else ())],
-            made_of=formats.listed([formats.plural(*part) for part in of if part[0]]),
+            **values,
             style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
             light=Markup(variables(dark=False)),
             dark=Markup(variables(dark=True)),
             script=Markup(script),
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-            when=_when(comparison),
-            environment=next((known for known in [*(run.environment for run in comparison.runs), *(s.environment for s in studies)] if known), {}),
         )
     )
 
@@ -112,13 +124,15 @@ def _of_runs(comparison: Comparison, drawn: Figures) -> dict[str, Any]:
     suites = [(suite, runs.in_order(comparison, suite)) for suite in comparison.suites]
     anchors = {id(run): f"run-{number}" for number, run in enumerate(run for _, members in suites for run in members)}
     contrasts = by_scope(comparison)
-    shown = _in_page(drawn.runs)
+    shown = in_page(drawn.runs)
     return {
         "comparison": comparison,
         "suites": suites,
+        "columns": list(dict.fromkeys([*comparison.labels, *(comparison.label(run) for run in comparison.runs)])),
         "anchors": anchors,
         "wins": wins_table(comparison, contrasts) if contrasts else None,
         "costs": runs.costs_table(comparison),
+        "quality": quality_table(comparison),
         "recoveries": runs.recoveries_table(comparison),
         "arms": runs.arms_table(comparison),
         "runs": runs.runs_table(comparison, anchors),
@@ -146,7 +160,8 @@ def _choices(comparison: Comparison) -> dict[str, list[str]]:
     return {key: values for key, values in found.items() if len(values) > 1}
 
 
-def _in_page(pictures: Sequence[Picture]) -> list[tuple[Picture, Markup]]:
+def in_page(pictures: Sequence[Picture]) -> list[tuple[Picture, Markup]]:
+    """The pictures that the page shows, with their SVG, which is ours and not escaped."""
     return [(picture, Markup(picture.svg)) for picture in pictures if picture.svg]
 
 
@@ -179,6 +194,8 @@ def _environment() -> Environment:
         "most_open": MOST_OPEN,
         "most_rows": MOST_ROWS,
         "most_lines": MOST_LINES,
+        "most_listed": MOST_LISTED,
+        "dense_from": DENSE_FROM,
     }
     return made
 

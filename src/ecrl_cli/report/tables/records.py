@@ -12,7 +12,7 @@ from ecrl_cli.metrics.recoveries import RESTART_COSTS
 from ecrl_cli.metrics.statistics import Paired, Summary
 from ecrl_cli.report.figures.palette import CATEGORY_COLOURS
 from ecrl_cli.report.formats import plural
-from ecrl_cli.report.model.arms import BASES, MEASURES, Arm, run_versus
+from ecrl_cli.report.model.arms import BASES, HELD_OUT, MEASURES, Arm, run_versus
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.contrast import Contrast, contrasts, floors, overlaps
 from ecrl_cli.report.model.run_record import CHECKPOINT_KEYS, Run
@@ -54,9 +54,17 @@ def run_row(run: Run, comparison: Comparison) -> Record:
     arms = list(comparison.arms)
     row |= {f"goodput_vs_{base}": run_versus(run, arms, base) for base in BASES}
     row |= {f"checkpoint_{key}": m.checkpoints[key] if m else None for key in CHECKPOINT_KEYS}
+    saves, copied = run.save_latency, [line.copy_s for line in run.checkpoints if line.event == "submitted"]
+    row |= {
+        "checkpoint_copy_s": math.fsum(copied) if any(copied) else None,
+        "save_latency_s": saves.latency_s,
+        "save_interval_s": saves.interval_s,
+        "save_latency_share": saves.share,
+    }
     row |= {f"snapshots_{key}": m.snapshots.get(key) if m else None for key in SNAPSHOT_KEYS}
     row |= {f"seconds_{key}": m.seconds[key] if m else None for key in CATEGORY_COLOURS}
     final = (m.final if m else None) or {}
+    row |= {name: MEASURES[name](m) if m else None for name in HELD_OUT}
     row |= divergence_cells(run)
     return row | {f"final_{key}": final.get(key) for key in ("global_step", "parameters_digest", "buffers_digest", "optimizer_digest", "loss")}
 

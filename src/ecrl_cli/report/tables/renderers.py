@@ -93,8 +93,9 @@ def _texts(table: Table, most: int | None) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class PageCell:
-    """A cell for the page's template: texts are unescaped (jinja escapes them), `span` is the number of columns it fills."""
+    """A cell for the page's template: texts are unescaped (jinja escapes them), `span` is the number of columns it fills. `label`: its column's."""
 
+    label: str
     text: str
     small: str
     sort: str
@@ -128,7 +129,7 @@ def _page_cell(value: Value, column: Column, span: int) -> PageCell:
     sorted_by = scalar(value)
     key = "" if sorted_by is None else printable(sorted_by) if isinstance(sorted_by, str) else repr(float(sorted_by))
     cell = value if isinstance(value, Cell) else Cell(value)
-    return PageCell("\N{EN DASH}" if main == NONE else main, small, key, column.is_text, cell, span)
+    return PageCell(column.label, "\N{EN DASH}" if main == NONE else main, small, key, column.is_text, cell, span)
 
 
 def _facets(table: Table, row: Row) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ecrl_cli.config.recoveries import RECOVERIES
 from ecrl_cli.config.schema import RecoveryConfig
@@ -12,7 +12,7 @@ from ecrl_cli.metrics.statistics import Paired, summary
 from ecrl_cli.records.events import STALL_PARTS
 from ecrl_cli.report import formats
 from ecrl_cli.report.figures.palette import FAMILIES
-from ecrl_cli.report.model.arms import BASES, MEASURES, Arm, run_versus
+from ecrl_cli.report.model.arms import BASES, HELD_OUT, MEASURES, Arm, run_versus
 from ecrl_cli.report.model.comparison import ALL, Comparison
 from ecrl_cli.report.model.contrast import versus
 from ecrl_cli.report.model.run_record import Run
@@ -25,6 +25,7 @@ _ENDS = ("committed", "failed", "lost")
 # The columns of the runs' table that fit in a terminal and Markdown.
 BRIEF = ("arm", "seed", "verdict", "steps", "restarts", "replayed", "goodput", "vs ref", "vs clean", "stall per checkpoint", *_ENDS)
 KINDS = {name: "seconds" if name.endswith("_s") else "rate" if name.startswith("goodput") else "count" for name in MEASURES}
+KINDS |= dict.fromkeys(HELD_OUT, "measured")
 NAMES = {
     "goodput": "goodput (steps/s)",
     "goodput_published_clock": "goodput, published clock",
@@ -40,6 +41,10 @@ NAMES = {
     "restarts": "restarts",
     "replayed_steps": "replayed steps",
     "replay_s": "replay",
+    "evaluate_s": "evaluating",
+    "accuracy": "held-out accuracy",
+    "perplexity": "held-out perplexity",
+    "held_out_loss": "held-out loss",
 }
 
 
@@ -175,26 +180,43 @@ def _versus(pair: Paired | None) -> Value:
 
 def costs_table(comparison: Comparison) -> Table:
     """The share of each arm's wall time by category, and the cost of a checkpoint and of a restart."""
+    chosen = comparison.pooled_arms or [arm for arm in comparison.arms if arm.averaged]
+    evaluated = any(m.seconds["evaluate"] for arm in chosen for m in arm.metrics)
+    families = {name: categories for name, categories in FAMILIES.items() if evaluated or name != "evaluating"}
     columns = (
         *(ARM, Column("runs", "count")),
-        *(Column(family, "percent", "share of the wall time, mean over runs") for family in FAMILIES),
-        *(Column("stall per checkpoint", "seconds"), Column("per restart", "seconds"), Column("steps replayed", "count")),
+        *(Column(family, "percent", "share of the wall time, mean over runs") for family in families),
+        *(Column("stall per checkpoint", "seconds"), _DURABLE, Column("per restart", "seconds"), Column("steps replayed", "count")),
     )
-    chosen = comparison.pooled_arms or [arm for arm in comparison.arms if arm.averaged]
     several = len({arm.suite for arm in chosen}) > 1
-    rows = tuple(_cost(arm, f", {arm.suite}" if several else "") for arm in chosen)
+    rows = tuple(_cost(arm, f", {arm.suite}" if several else "", families.values()) for arm in chosen)
     return Table(f"What each arm costs, {where(comparison, comparison.passed)}", columns, rows, file="summary.csv")
 
 
-def _cost(arm: Arm, suite: str) -> Row:
-    shares = [summary([math.fsum(m.seconds[c] for c in names) / m.wall_s for m in arm.metrics if m.wall_s > 0] or [0]) for names in FAMILIES.values()]
+def _cost(arm: Arm, suite: str, families: Iterable[tuple[str, ...]]) -> Row:
+    shares = [summary([math.fsum(m.seconds[c] for c in names) / m.wall_s for m in arm.metrics if m.wall_s > 0] or [0]) for names in families]
     return (
         *(Cell(arm.label + suite, arm=arm.label), len(arm.metrics)),
         *(round(share.mean, 4) + 0.0 for share in shares),  # avoids negative zero
         mean_cell(arm.summary("stall_per_checkpoint_s"), strong=True),
+        _durable_after(arm),
         mean_cell(arm.restart_costs().get("total"), strong=True),
         mean_cell(arm.summary("replayed_steps"), strong=True),
     )
+
+
+_DURABLE = Column(
+    "durable after", "seconds", "from handing a checkpoint over until it is durable; below it as a share of the time between two checkpoints"
+)
+
+
+def _durable_after(arm: Arm) -> Value:
+    found = [run.save_latency for run in arm.runs if run.counted]
+    latencies = [each.latency_s for each in found if each.latency_s is not None]
+    shares = [each.share for each in found if each.share is not None]
+    if not latencies:
+        return None
+    return Cell(summary(latencies).mean, small=f"{formats.proportion(summary(shares).mean)} of the interval" if shares else "")
 
 
 def where(comparison: Comparison, suites: Sequence[str]) -> str:

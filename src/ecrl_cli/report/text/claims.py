@@ -1,13 +1,16 @@
-"""What may be claimed about the arms, one sentence each: templates over a Contrast. No winner unless statistically distinguishable."""
+"""What may be claimed about the arms: a sentence each in plain words, and the statistics behind it.
+
+No winner unless statistically distinguishable.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ecrl_cli.metrics.statistics import Summary, summary
-from ecrl_cli.report.formats import change, duration, identical, listed, plural, share
+from ecrl_cli.report.formats import change, duration, identical, listed, plural, share, spelled
 from ecrl_cli.report.model.comparison import ALL, Comparison
 from ecrl_cli.report.model.contrast import AGAIN, NO_FLOOR, Contrast, compared_arms, contrast, floors, overlaps, pairs
 
@@ -15,16 +18,40 @@ T = TypeVar("T")
 _MANY = 3  # settings: more are summarized in one sentence
 INDISTINGUISHABLE = "not statistically distinguishable"
 
-# The placeholders are the keys of `fields`; {result} is the direction of the effect, {what} what is priced.
+
+@dataclass(frozen=True)
+class Statement:
+    """A sentence in plain words; `statistics`: the numbers that it rests on, which a page folds away, or empty."""
+
+    text: str
+    statistics: str = ""
+
+    @property
+    def whole(self) -> str:
+        return f"{self.text} {self.statistics}".strip()
+
+
+# The placeholders are the keys of `fields`.
 NUMBERS = "{effect} (mean of ratios, {interval}, {spread}; ratio of means {ratio}; {signs}{published}), scale {scale}; {noise}."
-STRATEGIES = "{result}: goodput of {arm} against {base}{where} is " + NUMBERS
-PRICE = "{what}{result}: {arm} against {base}{where} " + NUMBERS
+GOODPUT = "Goodput of {arm} against {base}{where}: " + NUMBERS
+STRATEGIES = {
+    1: "{arm} beats {base}{where}: {effect} goodput, seen in {seen}.",
+    -1: "{base} beats {arm}{where}: {arm} has {effect} goodput, seen in {seen}.",
+    0: "{arm} and {base}{where}: no difference that {seen} could show.",
+}
+PRICES = {
+    1: "{what} add goodput{where}: {effect} in {arm} against {base}, seen in {seen}.",
+    -1: "{what} cost{where} {size} of goodput ({arm} against {base}, seen in {seen}).",
+    0: "{what}{where}: no cost that {seen} could show ({arm} against {base}).",
+}
 COUNTED = "Of {all} {what} overlapped wins in {ahead}, blocking in {behind}; {open} {are} " + INDISTINGUISHABLE
-RANGE = "{counted}: mean ratios of goodput from {low} ({lowest}) to {high} ({highest}), scale {scale}."
-RESTART = "A restart{where} takes {mean} on average{interval} ({count}, scale {scale})."
-OVERLAP = "Of {stall} of stall that {arm} saves against {base} in a run{where}, {wall} {back}, scale {scale}."
+RANGE = "Mean ratios of goodput from {low} ({lowest}) to {high} ({highest}), scale {scale}."
+RESTART = "A restart{where} takes {mean} on average."
+RESTARTS = "Mean over {count}{interval}, scale {scale}."
+SAVED = "Of {stall} of stall that {arm} saves against {base} in a run{where}, {back}."
+OVERLAP = "Stall saved {stall}, wall time saved {wall}{efficiency}, scale {scale}."
 NOISE = "{who} differ by up to {largest} in goodput ({pairs}, {alike} of {all} ended bit for bit alike)"
-PRICED = {"ref": "Checkpoints alone", "blk": "Failures alone", "ovl": "Failures and overlapping together"}
+PRICED = {"ref": "Checkpoints alone", "blk": "Failures alone", "ovl": "Failures and overlapping together"}  # each takes a verb in the plural
 
 
 def fields(found: Contrast) -> dict[str, str]:
@@ -35,6 +62,8 @@ def fields(found: Contrast) -> dict[str, str]:
         "base": found.base,
         "where": f" in {found.scope}" if found.scope else "",
         "effect": change(found.effect),
+        "size": share(abs(found.effect)),
+        "seen": f"{spelled(found.pair.n)} {plural(found.pair.n, 'pair').partition(' ')[2]}{over(found)}",
         "interval": interval_words(found),
         "spread": f"{plural(found.pair.n, 'pair')} of {plural(len(found.suites), 'suite')} and {plural(found.seeds, 'seed')}",
         "ratio": change(found.pair.ratio_of_means),
@@ -43,6 +72,11 @@ def fields(found: Contrast) -> dict[str, str]:
         "scale": found.scale,
         "noise": noise_words(found),
     }
+
+
+def over(found: Contrast) -> str:
+    """That the pairs are of several suites, which a single number hides."""
+    return f" of {spelled(len(found.suites))} suites together" if len(found.suites) > 1 else ""
 
 
 def interval_words(found: Contrast) -> str:
@@ -108,8 +142,8 @@ def _counted(found: Sequence[Contrast]) -> str:
     return COUNTED.format(all=len(found), what=what, ahead=ahead, behind=behind, open=left, are="is" if left == 1 else "are")
 
 
-def sentences(comparison: Comparison) -> list[str]:
-    """The claims, one sentence each: strategies, cost of checkpoints, cost of failures, overlap."""
+def sentences(comparison: Comparison) -> list[Statement]:
+    """The claims: strategies, cost of checkpoints, cost of failures, restarts, overlap."""
     return [
         *_strategies(comparison),
         *_checkpoints(comparison),
@@ -119,21 +153,20 @@ def sentences(comparison: Comparison) -> list[str]:
     ]
 
 
-def _strategies(comparison: Comparison) -> list[str]:
+def _strategies(comparison: Comparison) -> list[Statement]:
     found = claims(comparison, "ovl", "blk")
     if len(found) > _MANY:
         most, least = max(found, key=lambda claim: claim.effect), min(found, key=lambda claim: claim.effect)
         ends = {"low": change(least.effect), "high": change(most.effect), "scale": most.scale}
         names = {name: f"{claim.arm}{fields(claim)['where']}" for name, claim in (("lowest", least), ("highest", most))}
-        return [RANGE.format(counted=_counted(found), **ends, **names)]
-    results = {1: "Overlapped wins", -1: "Blocking wins", 0: f"Overlapped and blocking are {INDISTINGUISHABLE}"}
-    return [STRATEGIES.format(result=results[claim.sign], **fields(claim)) for claim in found]
+        return [Statement(f"{_counted(found)}.", RANGE.format(**ends, **names))]
+    return [Statement(STRATEGIES[claim.sign].format(**fields(claim)), GOODPUT.format(**fields(claim))) for claim in found]
 
 
-def _checkpoints(comparison: Comparison) -> list[str]:
+def _checkpoints(comparison: Comparison) -> list[Statement]:
     found = claims(comparison, "ref", "clean")
     if not found and any(arm.variant == "ref" for arm in comparison.arms):
-        return ["What checkpoints cost by themselves was not measured: ref saves too, in blocking mode; add variant=clean,..."]
+        return [Statement("What checkpoints cost by themselves was not measured: ref saves too, in blocking mode; add variant=clean,...")]
     return [_price(claim, "ref") for claim in _few(found)]
 
 
@@ -141,21 +174,20 @@ def _few(found: Sequence[T]) -> Sequence[T]:
     return found if len(found) <= _MANY else ()
 
 
-def _price(claim: Contrast, variant: str) -> str:
+def _price(claim: Contrast, variant: str) -> Statement:
     """ref saves in blocking mode: blk compared with it is the cost of failures, ovl what remains of that with overlapping."""
-    results = {1: " gain goodput", -1: " cost goodput", 0: f": the cost is {INDISTINGUISHABLE} from zero"}
-    return PRICE.format(what=PRICED[variant], result=results[claim.sign], **fields(claim))
+    return Statement(PRICES[claim.sign].format(what=PRICED[variant], **fields(claim)), GOODPUT.format(**fields(claim)))
 
 
-def _restarts(comparison: Comparison) -> list[str]:
+def _restarts(comparison: Comparison) -> list[Statement]:
     costs = []
     for scope, suites in _few(comparison.overall):
         totals = [restart.total_s for suite in suites for arm in comparison.of(suite) for restart in arm.restarts]
         if totals:
             each, where = summary(totals), _where(comparison, scope)
             interval = f", {_between(each)}" if each.low is not None else ""
-            count, scale = plural(each.n, "restart"), comparison.scale(suites)
-            costs.append(RESTART.format(where=where, mean=duration(each.mean), interval=interval, count=count, scale=scale))
+            behind = RESTARTS.format(count=plural(each.n, "restart"), interval=interval, scale=comparison.scale(suites))
+            costs.append(Statement(RESTART.format(where=where, mean=duration(each.mean)), behind))
     return costs
 
 
@@ -164,19 +196,20 @@ def _where(comparison: Comparison, scope: str) -> str:
     return f" in {scope}" if scope != ALL and len(comparison.overall) > 1 else ""
 
 
-def _efficiency(comparison: Comparison) -> list[str]:
+def _efficiency(comparison: Comparison) -> list[Statement]:
     """How much of the saved stall became saved wall time; no claim if the latter may be zero."""
     found = [(_where(comparison, scope), suites, *each) for scope, suites in comparison.overall for each in overlaps(comparison, suites)]
     savings = []
     for where, suites, arm, base, saved in _few(found):
         if saved.pairs > 1:
-            back = "come back as wall time"
+            back, efficiency = f"{duration(saved.wall_saved_s.mean)} come back as wall time", ""
             if not (saved.wall_saved_s.low or 0.0) > 0 or saved.efficiency is None:
-                back = f"of wall time come back: {INDISTINGUISHABLE} from zero"
+                back = f"nothing comes back as wall time that {spelled(saved.pairs)} pairs could show"
             elif saved.efficiency_low is not None:
-                back = f"({share(saved.efficiency)}, BCa {share(saved.efficiency_low)} to {share(saved.efficiency_high)}) {back}"
+                efficiency = f" ({share(saved.efficiency)}, BCa {share(saved.efficiency_low)} to {share(saved.efficiency_high)})"
+            text = SAVED.format(stall=duration(saved.stall_saved_s.mean), arm=arm, base=base, where=where, back=back)
             stall, wall = _seconds(saved.stall_saved_s), _seconds(saved.wall_saved_s)
-            savings.append(OVERLAP.format(stall=stall, arm=arm, base=base, where=where, wall=wall, back=back, scale=comparison.scale(suites)))
+            savings.append(Statement(text, OVERLAP.format(stall=stall, wall=wall, efficiency=efficiency, scale=comparison.scale(suites))))
     return savings
 
 
@@ -190,11 +223,12 @@ def _between(found: Summary) -> str:
     return "all identical" if alike else f"95% {duration(found.low)} to {duration(found.high)}"
 
 
-def noise(comparison: Comparison) -> str:
-    """How far runs of one configuration differ, and whether they ended in the same state."""
+def noise(comparison: Comparison) -> Statement | None:
+    """How far runs of one configuration differ, and whether they ended in the same state; None where nothing was repeated at all."""
     found = floors(comparison, "goodput")
     if not found:
-        return "How far equal runs lie apart here was not measured: add variant=...,ref2." if repeated(comparison) else ""
+        missing = "How far equal runs lie apart here was not measured: add variant=...,ref2."
+        return Statement(missing) if repeated(comparison) else None
     ranges = [
         NOISE.format(
             who="ref2 and ref" if floor.source == AGAIN else "equal runs of different suites",
@@ -205,4 +239,5 @@ def noise(comparison: Comparison) -> str:
         )
         for floor in found
     ]
-    return f"The noise floor: {listed(ranges)}; scale {comparison.scale(comparison.passed)}."
+    text = f"Equal runs lie up to {share(found[0].largest)} apart here: smaller differences mean nothing."
+    return Statement(text, f"The noise floor: {listed(ranges)}; scale {comparison.scale(comparison.passed)}.")

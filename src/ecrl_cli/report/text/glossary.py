@@ -11,6 +11,10 @@ DEFINITIONS = (
         "committed, failed, lost",
         "How a checkpoint ended. Only committed means durable; lost means gone with a process that died. Together: all submitted.",
     ),
+    (
+        "held-out",
+        "Quality on samples that are not trained on (evaluate.every): accuracy, loss or perplexity at the target. Its time is part of the wall time.",
+    ),
     ("attempt, restart", "An attempt is one launch of the job; attempt 0 is the first. A restart is every further one."),
     ("replay", "Steps done again after a restart, because they came after the checkpoint that it resumed from."),
     ("variant", "What is compared: clean has neither failures nor checkpoints, ref has checkpoints and no failures, blk and ovl have both."),
@@ -63,6 +67,7 @@ STUDY_DEFINITIONS = (
 CATEGORY_WORDS = {
     "compute": "forward, backward, update, data",
     "sync": "barriers and collectives outside of the step's own",
+    "evaluate": "measuring quality on held-out data",
     "snapshot": "copying the state for a checkpoint",
     "serialize": "turning the copy into bytes on the training thread",
     "enqueue": "handing the copy to the writer",
@@ -88,4 +93,5 @@ GATE_WORDS = {
     "artifacts": "Records of every run there",
     "records": "Records agree",
     "environment": "One environment",
+    "alone": "One run at a time",
 }

@@ -10,7 +10,7 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.config.studies import STUDIES
 from ecrl_cli.report.formats import count, duration, listed, plural
 from ecrl_cli.report.model.study_record import StudyResult
-from ecrl_cli.report.text.summary import ReportSummary
+from ecrl_cli.report.text.summary import ReportSummary, told
 
 _WORST_FIRST = ("bad", "doubt", "good")
 
@@ -60,15 +60,14 @@ def summarize_studies(studies: Sequence[StudyResult]) -> ReportSummary:
         title = f"Every gate of {plural(len(studies), 'study', 'studies')} passed"
     else:
         title = f"Gates failed in {named}" if worst == "bad" else f"No gate failed, but not everything was tried: {named}"
-    sentences = tuple(f"{study.name}: {progress(study)}." for study in studies)
-    return ReportSummary(title, worst, tuple((sentence,) for sentence in sentences) if len(studies) > 1 else (sentences,))
+    return told(title, worst, ([f"{study.name}: {progress(study)}."] for study in studies))
 
 
 def join_summaries(runs: ReportSummary, studies: ReportSummary) -> ReportSummary:
     """One summary for runs and studies: the runs first, with the worse tone."""
     tone = min((runs.tone, studies.tone), key=_WORST_FIRST.index)
     title = runs.headline if _WORST_FIRST.index(runs.tone) <= _WORST_FIRST.index(studies.tone) else f"{runs.headline}. {studies.headline}"
-    return ReportSummary(title, tone, (*runs.paragraphs, tuple(sentence for part in studies.paragraphs for sentence in part)))
+    return ReportSummary(title, tone, (*runs.paragraphs, studies.statements))
 
 
 def worst_code(codes: Sequence[int]) -> int:

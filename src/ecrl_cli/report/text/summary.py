@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ecrl_cli.report.formats import by_value, count, distance, duration, listed, plural, short
+from ecrl_cli.report.figures.palette import FAMILIES
+from ecrl_cli.report.formats import by_value, count, distance, duration, listed, plural, share, short
 from ecrl_cli.report.model.arms import BASES
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.contrast import compared_arms, versus
 from ecrl_cli.report.model.run_record import Run
-from ecrl_cli.report.text.claims import noise, repeated, sentences, winner
+from ecrl_cli.report.text.claims import Statement, noise, repeated, sentences, winner
 from ecrl_cli.verify.verdict import INVALID
 
 MOST_BROKEN = 3  # runs named in the summary
@@ -28,28 +30,37 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class ReportSummary:
-    """`tone`: good, bad or doubt. `paragraphs`: what broke, what ran and its verdicts, costs, confidence; each a tuple of sentences."""
+    """`tone`: good, bad or doubt. `paragraphs`: what broke, what ran and its verdicts, costs, confidence; each a tuple of statements."""
 
     headline: str
     tone: str
-    paragraphs: tuple[tuple[str, ...], ...]
+    paragraphs: tuple[tuple[Statement, ...], ...]
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        return tuple(statement for paragraph in self.paragraphs for statement in paragraph)
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        return tuple(sentence for paragraph in self.paragraphs for sentence in paragraph)
+        """Each statement with its statistics, as text."""
+        return tuple(statement.whole for statement in self.statements)
+
+
+def told(headline: str, tone: str, parts: Iterable[Iterable[str | Statement | None]]) -> ReportSummary:
+    """A summary of `parts`, without what is empty."""
+    made = [tuple(each if isinstance(each, Statement) else Statement(each) for each in part if each) for part in parts]
+    return ReportSummary(headline, tone, tuple(part for part in made if part))
 
 
 def summarize(comparison: Comparison) -> ReportSummary:
-    headline, tone = _headline(comparison)
     apart = f"The suites are not pooled: {comparison.why_not_pooled}." if comparison.why_not_pooled else ""
-    parts = [
-        broken(comparison),
+    parts: list[list[str | Statement | None]] = [
+        [*broken(comparison)],
         [_what_ran(comparison), _judged(comparison), _recovered(comparison)],
-        [*(sentences(comparison) if repeated(comparison) else _costs(comparison)), *_stalls(comparison)],
-        [noise(comparison), _confidence(comparison), apart, *comparison.notes, _left_out(comparison), _gates(comparison)],
+        [*(sentences(comparison) if repeated(comparison) else _costs(comparison)), *_stalls(comparison), start_up(comparison)],
+        [noise(comparison), _confidence(comparison), apart, pooled_over(comparison), *comparison.notes, _left_out(comparison), _gates(comparison)],
     ]
-    paragraphs = [tuple(sentence for sentence in part if sentence) for part in parts]
-    return ReportSummary(headline, tone, tuple(paragraph for paragraph in paragraphs if paragraph))
+    return told(*_headline(comparison), parts)
 
 
 def _headline(comparison: Comparison) -> tuple[str, str]:
@@ -76,16 +87,16 @@ def _headline(comparison: Comparison) -> tuple[str, str]:
 def broken(comparison: Comparison) -> list[str]:
     """Of each run that broke a promise (MOST_BROKEN of them): which run, which promise, what the verdict says of it, and the likely cause."""
     invalid = [run for run in comparison.runs if run.verdict.status == INVALID]
-    told = []
+    named = []
     for run in invalid[:MOST_BROKEN]:
         wrong = {finding.promise: finding.message for finding in run.verdict.findings if finding.status == INVALID}
         promise = next(iter(wrong))
         what = short(wrong[promise].removeprefix(f"Broke promise: {promise} - "), 300)
         also = f"; it broke {listed(list(wrong)[1:])} too" if len(wrong) > 1 else ""
         cause = next((f" Likely cause: {words}." for name, words in CAUSES.items() if name in wrong), "")
-        told.append(f"{run.name} broke {promise}: {what}{also}.{cause}")
-    more = len(invalid) - len(told)
-    return [*told, f"{plural(more, 'more run')} broke a promise; the table of runs names them."] if more else told
+        named.append(f"{run.name} broke {promise}: {what}{also}.{cause}")
+    more = len(invalid) - len(named)
+    return [*named, f"{plural(more, 'more run')} broke a promise; the table of runs names them."] if more else named
 
 
 def _what_ran(comparison: Comparison) -> str:
@@ -151,6 +162,29 @@ def _stalls(comparison: Comparison) -> list[str]:
             low, high = duration(min(values)), duration(max(values))
             stalls.append(f"{low if low == high else f'{low} to {high}'} in {label}")
     return [f"A checkpoint keeps the training thread waiting for {listed(stalls)}, scale {comparison.scale()}."] if stalls else []
+
+
+def start_up(comparison: Comparison) -> str:
+    """Which arms spent most of their time on starting, if any: their goodput says more of starts than of steps."""
+    found = []
+    for label in comparison.labels:
+        metrics = [m for arm in comparison.arms if arm.label == label for m in arm.metrics]
+        wall_s = sum(m.wall_s for m in metrics)
+        part = sum(m.seconds[category] for m in metrics for category in FAMILIES["starting"]) / wall_s if wall_s > 0 else 0.0
+        found += [f"{share(part)} of {label}"] if part > 0.5 else []
+    text = "Most of the time is start-up: {} (launch, imports, rendezvous, load, warm-up). Their goodput says more of starts than of steps."
+    return text.format(listed(found)) if found else ""
+
+
+def pooled_over(comparison: Comparison) -> str:
+    """That numbers over all suites pool different models or data sets; empty if they do not."""
+    names: dict[str, list[str]] = {"model": [], "dataset": []}
+    for run in comparison.counted if comparison.pooled_suites else ():
+        for key, found in names.items():
+            name = str((run.config.get(key) or {}).get("name", ""))
+            found += [name] if run.suite in comparison.pooled_suites and name and name not in found else []
+    parts = [f"{word} ({', '.join(names[key])})" for key, word in (("model", "models"), ("dataset", "data sets")) if len(names[key]) > 1]
+    return f"Numbers over all suites pool different {' and '.join(parts)}; each suite stands alone in the tables." if parts else ""
 
 
 def _confidence(comparison: Comparison) -> str:

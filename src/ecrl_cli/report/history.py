@@ -1,0 +1,55 @@
+"""Builds the history of several builds; called by `ecrl report --history`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from ecrl_cli.errors import ConfigError, visible
+from ecrl_cli.report.build import ReportResult, write_files
+from ecrl_cli.report.figures.export import picture_files
+from ecrl_cli.report.figures.history import history_pictures
+from ecrl_cli.report.formats import harmless
+from ecrl_cli.report.model.history import History, build_folders, read_history
+from ecrl_cli.report.render.history import history_lines, history_markdown, history_page
+from ecrl_cli.report.tables.history import csv_tables, history_document
+from ecrl_cli.report.tables.renderers import csv_of
+from ecrl_cli.report.text.history import summarize_history
+
+
+def history_report(dirs: Sequence[Path], out: Path | None = None, judge_anew: bool = False) -> ReportResult:
+    """Writes the history of the builds in `dirs` into `history_folder`. The exit code is that of the newest build.
+
+    Errors as of `read_history` and `history_folder`; StorageError if it cannot be written.
+    """
+    folder = history_folder(dirs, out)
+    history = read_history(dirs, judge_anew)
+    write_files(folder, _contents(history), out is not None)
+    page, said = folder / "index.html", summarize_history(history)
+    return ReportResult(page, "\n".join([*history_lines(history, said), f"history: {visible(page)}"]), exit_code(history))
+
+
+def exit_code(history: History) -> int:
+    """That of the newest build: 1 where an arm fails or a gate did, 3 where a verdict is missing."""
+    return 1 if history.failing or not history.newest.runs else history.newest.comparison.exit_code
+
+
+def history_folder(dirs: Sequence[Path], out: Path | None) -> Path:
+    """`out`, or history/ in the only folder given, which holds the builds; ConfigError for several, and for a single build, without `out`."""
+    if out is not None:
+        return out
+    if len(dirs) == 1 and build_folders(dirs) != [dirs[0]]:
+        return dirs[0] / "history"
+    raise ConfigError("--out", f"{len(dirs)} folders and no place for their history" if len(dirs) > 1 else "one build is no history", "add --out DIR")
+
+
+def _contents(history: History) -> dict[str, bytes]:
+    """Every file by its path in the folder; the page last, so that all its links exist."""
+    said, drawn = summarize_history(history), history_pictures(history)
+    files = picture_files(drawn) | {name: csv_of(table) for name, table in csv_tables(history).items()}
+    document = history_document(history, said.headline, list(said.sentences)) | {"exit_code": exit_code(history)}
+    files["history.json"] = (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
+    files["history.md"] = history_markdown(history, said, [picture.name for picture in drawn]).encode(errors="replace")
+    files["index.html"] = history_page(history, said, drawn).encode(errors="replace")
+    return {name: harmless(data.decode()).encode() if name.endswith((".md", ".html")) else data for name, data in files.items()}
