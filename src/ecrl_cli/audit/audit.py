@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.audit import cold
 from ecrl_cli.audit.components import judged_arm
 from ecrl_cli.audit.costs import costs_of
 from ecrl_cli.audit.lineage import path_of
 from ecrl_cli.audit.page import page
 from ecrl_cli.audit.plan import PlannedArm, PlannedStrike, planned_arms
+from ecrl_cli.audit.promises import COLD, COLD_STEPS
 from ecrl_cli.audit.records import Arm, read_arm
 from ecrl_cli.audit.runner import Job, Say, failed, install_recorder, last_words, run_arm
 from ecrl_cli.audit.verdict import AuditVerdict, arms_of, judge
@@ -97,14 +97,14 @@ def _struck(job: Job, planned: PlannedArm, folder: Path, say: Say) -> Arm:
 def _cold(job: Job, reference: Arm, folder: Path, say: Say) -> list[Arm]:
     """A few steps of the command of a second attempt, in an empty folder. No arm if the job does not start like that."""
     last, rank = path_of(reference).last, max(process.rank for process in reference.processes)
-    say(f"{cold.NAME}: a start with nothing to resume from, for {plural(cold.STEPS, 'step')}")
-    strikes = (PlannedStrike(0, 0, "kill", rank, cold.STEPS + 1, "before"),) if last > cold.STEPS else ()
-    run_arm(replace(job, keys=replace(job.keys, max_restarts=0, elastic=""), cold=True), folder / cold.NAME, strikes, say)
+    say(f"{COLD}: a start with nothing to resume from, for {plural(COLD_STEPS, 'step')}")
+    strikes = (PlannedStrike(0, 0, "kill", rank, COLD_STEPS + 1, "before"),) if last > COLD_STEPS else ()
+    run_arm(replace(job, keys=replace(job.keys, max_restarts=0, elastic=""), cold=True), folder / COLD, strikes, say)
     try:
-        return [read_arm(folder / cold.NAME)]
+        return [read_arm(folder / COLD)]
     except EvidenceMissing:
-        say(f"{cold.NAME}: the job does not start without its state ({last_words(folder / cold.NAME)}): nothing to compare with")
-        shutil.rmtree(folder / cold.NAME)
+        say(f"{COLD}: the job does not start without its state ({last_words(folder / COLD)}): nothing to compare with")
+        shutil.rmtree(folder / COLD)
         return []
 
 

@@ -253,7 +253,7 @@ def _take_step(process: Process, batches: dict[int, Batch], line: dict[str, Any]
         number=_count(line["step"]),
         declared=bool(line.get("declared", False)),
         batches=tuple(consumed),
-        losses=tuple(_loss(loss) for loss in line.get("losses", [])),
+        losses=tuple(None if loss is None else float(loss) for loss in line.get("losses", [])),
         digests={name: _shortened(str(line[name])) for name in DIGESTS if line.get(name)} | ({"watched": told} if (told := _watched(line)) else {}),
         lr=_rates(line),
         scale=None if line.get("scale") is None else float(line["scale"]),
@@ -293,10 +293,6 @@ def _batch(line: Mapping[str, Any]) -> Batch:
     if ids is not None:
         return Batch(tuple(str(int(sample)) for sample in ids), True, digest)
     return Batch(tuple(str(row) for row in rows) if rows else (digest,), False, digest)
-
-
-def _loss(value: Any) -> float | None:
-    return None if value is None else float(value)
 
 
 def _count(value: Any) -> int:

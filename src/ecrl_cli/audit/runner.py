@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from ecrl_cli.audit.plan import PlannedStrike
 from ecrl_cli.audit.promises import ending
 from ecrl_cli.audit.records import Launch
@@ -136,7 +138,7 @@ def _wait(child: subprocess.Popen[bytes], arm: Path, keys: AuditKeys) -> bool:
         while child.poll() is None:
             if pidfd is not None:
                 wait_all([pidfd], _LOOK_S)
-            grown = _size(arm)
+            grown = sum(path.stat().st_size for path in arm.glob("attempt-*/*") if path.is_file())
             if grown != seen:
                 seen, since = grown, monotonic()
             elif monotonic() - since > (keys.silence_s if _stepped(arm) else keys.start_timeout_s):
@@ -149,10 +151,6 @@ def _wait(child: subprocess.Popen[bytes], arm: Path, keys: AuditKeys) -> bool:
             os.close(pidfd)
 
 
-def _size(arm: Path) -> int:
-    return sum(path.stat().st_size for path in arm.glob("attempt-*/*") if path.is_file())
-
-
 def _stepped(arm: Path) -> bool:
     """Whether the newest attempt has recorded anything."""
     newest = max(arm.glob("attempt-*"), default=None)
@@ -163,7 +161,7 @@ def _leftovers(tag: str) -> list[int]:
     """Processes of the arm that still run `_LEAVE_S` seconds after their command ended."""
     deadline, belongs = monotonic() + _LEAVE_S, tagged(tag)
     while True:
-        found = [pid for pid in _pids() if pid != os.getpid() and belongs(pid)]
+        found = [pid for pid in psutil.pids() if pid != os.getpid() and belongs(pid)]
         for pid in found:
             reap(pid)
         if not found or monotonic() > deadline:
@@ -172,10 +170,6 @@ def _leftovers(tag: str) -> list[int]:
         wait_all(descriptors, min(1.0, _LEAVE_S))
         for fd in descriptors:
             os.close(fd)
-
-
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def _struck(arm: Path, first: int) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.audit import cold, components, promises, samples
+from ecrl_cli.audit import components, promises, samples
 from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged, judged_arm
 from ecrl_cli.audit.records import MAX_STEP, Arm, read_arm
 from ecrl_cli.config.codec import encode
@@ -73,11 +73,11 @@ def judge(references: Iterable[Arm], struck: Iterable[Arm], order: str = "auto")
     stable = not findings or findings[0].status != UNKNOWN
     reference = undisturbed[0] if undisturbed else None
     every = [judged_arm(arm, reference, components.unseeded(undisturbed)) for arm in struck]
-    arms = [judged for judged in every if judged.arm.name != cold.NAME]
-    started_cold = next((judged for judged in every if judged.arm.name == cold.NAME), None)
+    arms = [judged for judged in every if judged.arm.name != promises.COLD]
+    started_cold = next((judged for judged in every if judged.arm.name == promises.COLD), None)
     for judged in arms:
         if started_cold is not None:
-            findings.append(cold.state_used(judged, started_cold, reference))
+            findings.append(promises.state_used(judged, started_cold, reference))
         findings += [
             samples.exactly_once(judged, reference, order) if stable else _unstable("exactly once", judged),
             samples.same_input(judged, reference if stable else None),

@@ -60,7 +60,7 @@ class Timing:
     def _work(self, cell: Tried) -> Callable[[], None] | None:
         places = self._scene.places(cell.percent)
         works: dict[str, Callable[[], None]] = {
-            "immediate_rollback": lambda: self._rolled_back(places),
+            "half_updated_rollback": lambda: self._rolled_back(places),
             "consistent_rollback": lambda: self._consistently(places),
             "lossy_forward": lambda: self._among_survivors(places, cell.survivors),
             "skip": lambda: self._part(places),
@@ -150,7 +150,7 @@ def _percents(config: MiniBatchFailure, strategy: str) -> tuple[int, ...]:
     """Failure points of `strategy`. The rollbacks are also tried in the forward pass (0), where the published study assumes a consistent state."""
     if strategy == "checkpoint_restart":
         return (middle(config.percents),)
-    in_forward = (0,) if strategy in ("immediate_rollback", "consistent_rollback") else ()
+    in_forward = (0,) if strategy in ("half_updated_rollback", "consistent_rollback") else ()
     return tuple(dict.fromkeys((*in_forward, *config.percents)))
 
 
@@ -160,9 +160,9 @@ def _flipped(config: MiniBatchFailure) -> Iterator[Cell]:
     numbers = sorted({min(config.survivors), middle(config.survivors), max(config.survivors)})
     for strategy in config.strategies:
         for percent in _percents(config, strategy):
-            if strategy in ("immediate_rollback", "skip") and percent:
+            if strategy in ("half_updated_rollback", "skip") and percent:
                 yield Cell(strategy, percent, flipped="mask")
-            if strategy == "immediate_rollback":
+            if strategy == "half_updated_rollback":
                 yield Cell(strategy, percent, flipped="buffers")
             if strategy == "lossy_forward":
                 yield from (Cell(strategy, percent, number, "division") for number in numbers)

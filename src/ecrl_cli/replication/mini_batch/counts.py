@@ -63,7 +63,7 @@ def measured(records: Sequence[Record]) -> tuple[MeasuredParts, ...]:
 
 
 # Strategies whose processes start anew; under the others survivors continue, and replacements join in parallel to their work.
-STARTS = ("checkpoint_restart", "immediate_rollback", "consistent_rollback")
+STARTS = ("checkpoint_restart", "half_updated_rollback", "consistent_rollback")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def predicted_s(strategy: str, percent: int, replayed: int, parts: MiniBatch) ->
     begun = parts.begun_s(percent)
     return {
         "checkpoint_restart": replayed * parts.whole_s,
-        "immediate_rollback": begun + parts.copy_s + parts.whole_s,
+        "half_updated_rollback": begun + parts.copy_s + parts.whole_s,
         "consistent_rollback": parts.copy_s + begun + parts.copy_s + parts.whole_s,
         "lossy_forward": parts.whole_s,
         "skip": begun,
@@ -94,7 +94,7 @@ def predicted_s(strategy: str, percent: int, replayed: int, parts: MiniBatch) ->
 APPLICATIONS = {"resnet50": "ResNet-50", "nt3": "NT3"}
 STRATEGIES = {
     "checkpoint_restart": "Checkpoint restart",
-    "immediate_rollback": "Immediate rollback",
+    "half_updated_rollback": "Immediate rollback as published",
     "consistent_rollback": "Consistent rollback",
     "lossy_forward": "Lossy forward",
     "skip": "Skip",

@@ -4,9 +4,10 @@ A rank can leave and rejoin between any two averages, also within a mini-batch, 
 Contributions are gathered and added in rank order. An all-reduce would move less data, but its order of additions depends on the group size, so
 with three or more ranks the bits would differ from those of a group of the active ranks alone.
 
-`python -m ecrl_cli.replication.mini_batch.dormant FOLDER PARENT RANK RANKS AVERAGES SIZE` is one rank; rank 0 prints the result. Each round is a
-mini-batch of buckets. The last rank leaves before the second bucket and rejoins before the last: once as a dormant worker in one group, once with
-process groups rebuilt among the remaining ranks and then among all. Both must give the same bits.
+`python -m ecrl_cli.replication.mini_batch.dormant FOLDER PARENT RANK RANKS AVERAGES SIZE` is one rank; rank 0 prints the result. The ranks train a
+small network, a mini-batch per round, whose gradients are averaged bucket by bucket. The last rank leaves before the second bucket and rejoins
+before the last: once as a dormant worker in one group, once with process groups rebuilt among the remaining ranks and then among all, and the
+averages that it missed sent to it. Both trainings must have the same weights behind each mini-batch, on every rank.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import subprocess
 import sys
 from datetime import timedelta
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +73,7 @@ def mean(rows: list[torch.Tensor]) -> torch.Tensor:
     return total.div_(len(rows))
 
 
-BUCKETS = 4
+BUCKETS, _SAMPLES = 4, 32
 _TIMEOUT = timedelta(seconds=60)
 
 
@@ -88,81 +90,118 @@ def main(folder: str, parent: int, rank: int, ranks: int, averages: int, size: i
     dist.destroy_process_group()
 
 
+class _Training:
+    """A network of BUCKETS square layers and its optimizer, begun alike on every rank; `rank` has samples of its own."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        width, begin, own = isqrt(size), torch.Generator().manual_seed(10_000), torch.Generator().manual_seed(rank)
+        layers = [torch.randn(width, width, generator=begin) / width**0.5 for _ in range(BUCKETS)]
+        self.layers = [torch.nn.Parameter(layer) for layer in layers]
+        self._optimizer = torch.optim.SGD(self.layers, lr=0.1, momentum=0.9)
+        self._x, self._y = torch.randn(_SAMPLES, width, generator=own), torch.randn(_SAMPLES, width, generator=own)
+        self.losses: list[float] = []
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Those of this rank's samples, a bucket per layer, in backward order; what is written into them is what `update` applies."""
+        self._optimizer.zero_grad()
+        out = self._x
+        for layer in self.layers:
+            out = torch.tanh(out @ layer)
+        loss = (out - self._y).square().mean(0).sum()
+        torch.autograd.backward(loss)
+        self.losses.append(float(loss.item()))
+        return [layer.grad for layer in reversed(self.layers) if layer.grad is not None]
+
+    def update(self) -> None:
+        self._optimizer.step()
+
+    def same(self, other: _Training) -> bool:
+        return all(torch.equal(one, another) for one, another in zip(self.layers, other.layers, strict=True))
+
+
 class _Arm:
+    """Three trainings from the same start: everybody active, with a dormant rank, with process groups made anew."""
+
     def __init__(self, store: Store, rank: int, ranks: int, size: int) -> None:
-        self.store, self.rank, self.ranks, self.size = store, rank, ranks, size
+        self.store, self.rank, self.ranks = store, rank, ranks
         self.last = rank == ranks - 1
-        self.dormant = DormantAverage()
+        self.average = DormantAverage()
+        self.all, self.dormant, self.rebuilt = (_Training(rank, size) for _ in range(3))
 
     def rounds(self, number: int) -> dict[str, Any]:
-        """`same`: whether all rounds agree bit for bit; `counted`: number of contributors to each bucket of a round."""
+        """`same`: whether behind each mini-batch the dormant training had the bits of the other, on every rank, and all ranks ended alike; `counted`:
+        number of contributors to each bucket of a mini-batch; `losses`: of rank 0, the first and the last of the dormant training."""
         seconds: dict[str, list[float]] = {name: [] for name in ("all", "dormant", "leave", "rebuild", "return")}
         same, counted = True, list[int]()
-        self._whole(-1)
         for turn in range(number):
-            seconds["all"].append(self._whole(turn))
-            kept, counted, took_s = self._dormant(turn)
+            seconds["all"].append(self._whole())
+            counted, took_s = self._dormant()
             seconds["dormant"].append(took_s)
-            again, left_s, back_s = self._rebuilt(turn)
+            left_s, back_s = self._rebuilt(turn)
             seconds["leave"].append(left_s)
             seconds["return"].append(back_s)
             seconds["rebuild"].append(left_s + back_s)
-            same = same and all(torch.equal(one, other) for one, other in zip(kept, again, strict=True) if other.numel())
-        every = torch.tensor([int(same)])
+            same = same and self.dormant.same(self.rebuilt)
+        every = torch.tensor([int(same and self._alike())])
         dist.all_reduce(every, op=dist.ReduceOp.MIN)
-        return {"same": bool(every.item()), "counted": counted, "rounds": number, "seconds": seconds}
+        losses = [self.dormant.losses[0], self.dormant.losses[-1]]
+        return {"same": bool(every.item()), "counted": counted, "rounds": number, "losses": losses, "seconds": seconds}
 
-    def _bucket(self, turn: int, number: int) -> torch.Tensor:
-        """This rank's contribution, of mixed magnitudes so that the order of additions shows in the bits."""
-        generator = torch.Generator().manual_seed(turn * 1000 + number * 10 + self.rank + 10_000)
-        return torch.randn(self.size, generator=generator) * torch.logspace(-6, 6, self.size)
+    def _alike(self) -> bool:
+        """Whether all ranks have the dormant training's weights."""
+        own = torch.cat([layer.detach().reshape(-1) for layer in self.dormant.layers])
+        rows = [torch.empty_like(own) for _ in range(self.ranks)]
+        dist.all_gather(rows, own)
+        return all(torch.equal(row, own) for row in rows)
 
-    def _whole(self, turn: int) -> float:
-        """Seconds of a mini-batch in which every rank is active."""
-        buckets = [self._bucket(turn, number) for number in range(BUCKETS)]
+    def _whole(self) -> float:
+        """Seconds of the averages of a mini-batch in which every rank is active."""
+        buckets = self.all.gradients()
         dist.barrier()
         began = monotonic()
         for bucket in buckets:
-            self.dormant.average(bucket)
-        return monotonic() - began
+            self.average.average(bucket)
+        took_s = monotonic() - began
+        self.all.update()
+        return took_s
 
-    def _dormant(self, turn: int) -> tuple[list[torch.Tensor], list[int], float]:
-        """The averages, the number of contributors to each, and the seconds of a mini-batch in which the last rank leaves and rejoins."""
-        buckets = [self._bucket(turn, number) for number in range(BUCKETS)]
+    def _dormant(self) -> tuple[list[int], float]:
+        """The number of contributors to each average, and the seconds of the averages of a mini-batch in which the last rank leaves and rejoins. It
+        receives the averages that it contributes nothing to, and so needs no state when it is back."""
+        buckets = self.dormant.gradients()
         counted = list[int]()
         dist.barrier()
         began = monotonic()
         for number, bucket in enumerate(buckets):
             if self.last and number == 1:
-                self.dormant.leave()
+                self.average.leave()
             if self.last and number == BUCKETS - 1:
-                self.dormant.come_back()
-            counted.append(self.dormant.average(bucket))
-        return buckets, counted, monotonic() - began
+                self.average.come_back()
+            counted.append(self.average.average(bucket))
+        took_s = monotonic() - began
+        self.dormant.update()
+        return counted, took_s
 
-    def _rebuilt(self, turn: int) -> tuple[list[torch.Tensor], float, float]:
-        """The same averages with rebuilt groups (empty tensors on a rank that is away), and the seconds until each new group has passed its first
-        barrier."""
-        found = [self._averaged(turn, 0, None)]
+    def _rebuilt(self, turn: int) -> tuple[float, float]:
+        """The same mini-batch with groups made anew: seconds until the group without the last rank has passed its first barrier, and until the one of
+        all has, and the last rank has been given the averages that it missed."""
+        buckets = self.rebuilt.gradients()
+        DormantAverage().average(buckets[0])
         dist.barrier()
         began = monotonic()
-        left = None
-        if not self.last:
-            left = self._group(range(self.ranks - 1), turn, "left")
+        left = None if self.last else self._group(range(self.ranks - 1), turn, "left")
         left_s = monotonic() - began
-        for number in range(1, BUCKETS - 1):
-            found.append(torch.empty(0) if self.last else self._averaged(turn, number, left))
+        for bucket in [] if self.last else buckets[1:-1]:
+            DormantAverage(left).average(bucket)
         dist.barrier()
         began = monotonic()
         back = self._group(range(self.ranks), turn, "back")
+        for bucket in buckets[1:-1]:
+            back.broadcast(bucket, 0).wait()
         back_s = monotonic() - began
-        found.append(self._averaged(turn, BUCKETS - 1, back))
-        return found, left_s, back_s
-
-    def _averaged(self, turn: int, number: int, group: Any) -> torch.Tensor:
-        bucket = self._bucket(turn, number)
-        DormantAverage(group).average(bucket)
-        return bucket
+        DormantAverage(back).average(buckets[-1])
+        self.rebuilt.update()
+        return left_s, back_s
 
     def _group(self, ranks: range, turn: int, name: str) -> Any:
         """A new group of these ranks under its own name in the shared store. (`new_group` would reuse the name of an earlier group of the same

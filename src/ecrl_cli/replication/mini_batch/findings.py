@@ -114,7 +114,7 @@ def due(cell: Cell, workers: int) -> list[int]:
     if cell.strategy in EXACT:
         return [workers]
     head = [workers] if cell.percent else []
-    return head + {"immediate_rollback": [workers], "lossy_forward": [cell.survivors], "skip": []}[cell.strategy]
+    return head + {"half_updated_rollback": [workers], "lossy_forward": [cell.survivors], "skip": []}[cell.strategy]
 
 
 def _casualties(counts: Counts) -> Gate:
@@ -159,7 +159,7 @@ def _inexact(counts: Counts) -> Gate | None:
 
 def _forward(counts: Counts) -> Iterator[Gate]:
     """A failure in the forward pass is exact only with buffers rolled back or absent, contrary to the published study."""
-    tried = [each for each in counts.every() if each[1]["strategy"] == "immediate_rollback" and not each[1]["percent"]]
+    tried = [each for each in counts.every() if each[1]["strategy"] == "half_updated_rollback" and not each[1]["percent"]]
     if not tried:
         return
     rolled = [(case, found) for case, found in tried if corrections(counts.config, found["flipped"]).buffers or case.application == "nt3"]
@@ -199,10 +199,13 @@ def _dormant(counts: Counts) -> Iterator[Gate]:
         return
     counted, rounds = counts.dormant["counted"], counts.dormant["rounds"]
     same = bool(counts.dormant["same"])
-    said = f"in {rounds} mini-batches the averages {'had' if same else 'did not all have'} the bits of those in a group of the active ones alone"
+    trained = f"in {rounds} mini-batches of training with a dormant worker all weights"
+    said = f"{trained} {'had' if same else 'did not all have'} the bits of a training in groups of the active ones alone"
     yield Gate("dormant", same, said)
     planned = [RANKS, RANKS - 1, RANKS - 1, RANKS]
     yield Gate("dormant, planned", counted == planned, f"{counted} of {planned} contributed to the averages of a mini-batch")
+    if losses := counts.dormant.get("losses"):  # earlier studies averaged made-up gradients
+        yield Gate("dormant, trained", losses[-1] < losses[0], f"the loss went from {losses[0]:.4g} to {losses[-1]:.4g} with a dormant worker")
 
 
 _GUESS = 1.2  # accuracy as a multiple of chance; below it the model counts as untrained
@@ -245,7 +248,7 @@ def _notes(counts: Counts) -> Iterator[str]:
         yield (
             f"A rank left and came back within a mini-batch in {1e3 * seconds['rebuild']:.3g} ms by groups made anew; as a dormant worker without "
             f"a call, the mini-batch taking {1e3 * seconds['dormant']:.3g} ms instead of {1e3 * seconds['all']:.3g} ms. "
-            "The bits of the averages are the same."
+            "The bits are the same."
         )
 
 

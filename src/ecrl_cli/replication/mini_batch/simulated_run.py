@@ -150,7 +150,7 @@ def checkpoint_restart(sim: SimulatedRun, failure: Failure) -> None:
         sim.step()
 
 
-def immediate_rollback(sim: SimulatedRun, failure: Failure) -> None:
+def half_updated_rollback(sim: SimulatedRun, failure: Failure) -> None:
     """Immediate mini-batch rollback: spares take the survivors' state as it is, possibly half updated, and the mini-batch runs again.
 
     Gradients applied before the failure are applied twice; exact only for a failure in forward with buffers rolled back.
@@ -164,7 +164,7 @@ def immediate_rollback(sim: SimulatedRun, failure: Failure) -> None:
     sim.step()
     applied = sim.layers(slice(0, sim.places(failure.percent)))
     samples = sim.samples.window(failure.mini_batch)
-    sim.lost_samples += repeated(failure.mini_batch, samples, applied, sim.casualties(failure), immediate_rollback.__name__)
+    sim.lost_samples += repeated(failure.mini_batch, samples, applied, sim.casualties(failure), half_updated_rollback.__name__)
 
 
 def consistent_rollback(sim: SimulatedRun, failure: Failure) -> None:
@@ -212,7 +212,7 @@ def skip(sim: SimulatedRun, failure: Failure) -> None:
 
 RECOVER: dict[str, Recover] = {
     "checkpoint_restart": checkpoint_restart,
-    "immediate_rollback": immediate_rollback,
+    "half_updated_rollback": half_updated_rollback,
     "consistent_rollback": consistent_rollback,
     "lossy_forward": lossy_forward,
     "skip": skip,

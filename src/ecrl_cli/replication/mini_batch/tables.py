@@ -339,7 +339,7 @@ def dormant(counts: Counts) -> Table:
         "all": "a mini-batch of four averages, everybody active",
         "dormant": "the same, one rank dormant for two of them",
         "leave": "a group made anew among those who are left",
-        "return": "a group made anew among all",
+        "return": "a group made anew among all, which gives the returned rank what it missed",
     }
     rows = [{"what": text, "n": len(found["seconds"][key]), **spread(found["seconds"][key], "took")} for key, text in words.items()] if found else []
     columns = (Column("what", "what"), Column("n", "times", "count"), *spread_columns("took", "took", "seconds"))

@@ -14,7 +14,7 @@ from ecrl_cli.studies.corruption.byte_faults import PUBLISHED_FAULTS
 from ecrl_cli.studies.corruption.in_memory import summed
 from ecrl_cli.studies.corruption.published import CONTROL, MECHANISMS, NOOP
 from ecrl_cli.studies.corruption.structural import row_of
-from ecrl_cli.studies.frame.gates import mutants_gate
+from ecrl_cli.studies.frame.gates import mutants_gate, nothing
 from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Figure, Series, Table, upper_bound
 from ecrl_cli.studies.frame.result import proportion as proportion_of
 from ecrl_cli.studies.frame.study import Record, Results, Trial
@@ -254,11 +254,6 @@ def figures(results: Results) -> Iterator[Figure]:
     )
 
 
-def _gate(name: str, failures: Sequence[str], kept: str) -> Gate:
-    """Passed without failures; otherwise it names the first."""
-    return Gate(name, not failures, f"{len(failures)}, first: {failures[0]}" if failures else kept)
-
-
 def _keys(records: Iterable[Record], bad: Callable[[Record], object]) -> list[str]:
     return [record.key for record in records if bad(record)]
 
@@ -268,11 +263,11 @@ def _published_gates(records: Sequence[Record]) -> Iterator[Gate]:
     noops = [r for r in unchanged if r.facts["fault"] != CONTROL]
     undetected = _keys(effective, lambda r: r.found["outcome"] == "silent_wrong")
     blind = [f"no effective {fault}" for fault in PUBLISHED_FAULTS if not any(r.facts["fault"] == fault for r in effective)]
-    yield _gate("published: detected", [*undetected, *blind], f"{len(effective)} effective faults, all detected")
+    yield nothing("published: detected", [*undetected, *blind], f"{len(effective)} effective faults, all detected")
     accepted = f"{len(unchanged)} unchanged checkpoints, {len(noops)} of them injected, accepted"
-    yield _gate("published: no false positive", _keys(unchanged, _detected), accepted)
-    yield _gate("published: typed", _keys(records, lambda r: r.found["outcome"] == "untyped"), "no exception came out of the integrity check")
-    yield _gate("published: no-ops", [] if noops else ["nothing was injected that changes nothing"], f"{len(noops)} zero ranges over zeros")
+    yield nothing("published: no false positive", _keys(unchanged, _detected), accepted)
+    yield nothing("published: typed", _keys(records, lambda r: r.found["outcome"] == "untyped"), "no exception came out of the integrity check")
+    yield nothing("published: no-ops", [] if noops else ["nothing was injected that changes nothing"], f"{len(noops)} zero ranges over zeros")
 
 
 def _sliced_gates(arm: str, found: dict[str, Any]) -> Iterator[Gate]:
@@ -300,18 +295,18 @@ def gates(results: Results) -> Iterator[Gate]:
     if structural := results.of("structural"):
         kinds = len({(r.facts["layout"], r.facts["row"]) for r in structural})
         as_expected = f"{plural(len(structural), 'trial')} of {kinds} kinds ended as the table of verdicts says"
-        yield _gate("structural: as expected", _keys(structural, lambda r: not r.found["as_expected"]), as_expected)
-        yield _gate("structural: typed", _keys(structural, lambda r: r.found["untyped"]), "no exception came out of integrity check or recovery")
+        yield nothing("structural: as expected", _keys(structural, lambda r: not r.found["as_expected"]), as_expected)
+        yield nothing("structural: typed", _keys(structural, lambda r: r.found["untyped"]), "no exception came out of integrity check or recovery")
     if recovery := results.of("recovery"):
         kept = f"{len(recovery)} recoveries found the newest whole one, named what they passed over, and touched nothing"
-        yield _gate("recovery", _keys(recovery, lambda r: not _recovered(r)), kept)
+        yield nothing("recovery", _keys(recovery, lambda r: not _recovered(r)), kept)
     if clean := results.of("clean"):
         refused, verified = sums(clean, "refused", "verified").values()
         first = next((r.found["first"][0] for r in clean if r.found["first"]), "none")
         yield Gate("clean: no false positive", refused == 0 < verified, f"{refused} of {verified} clean checkpoints refused; first: {first}")
     if results.of("anchors"):
         blind = [row["loader"] for row in _ANCHORS(results).rows if row["raised"] + row["k"] == 0]
-        yield _gate("anchors: effective", blind, "the flips had an effect on every stock loader")
+        yield nothing("anchors: effective", blind, "the flips had an effect on every stock loader")
     if results.of("planted"):
         yield from mutants_gate({name: answer != "NOT FOUND" for name, answer in answers(results).items()})
 

@@ -168,10 +168,6 @@ def _by_protocol(record: Record) -> tuple[Any, ...]:
     return facts["mode"], facts["layout"], facts["strategy"], -1 if point == NONE else PHASES.index(point)
 
 
-def _refused(record: Record) -> bool:
-    return bool(record.found["rejected"])
-
-
 def _bound(kills: Group) -> float | None:
     return upper_bound(len(kills)) if whole(kills) == len(kills) else None
 
@@ -185,7 +181,7 @@ def _shown(record: Record) -> str:
 
 
 _OUTCOMES = outcomes({outcome: outcome.replace("_", " ") for outcome in OUTCOMES})
-_REFUSED = count_of("refused", "refused a half one", _refused)
+_REFUSED = count_of("refused", "refused a half one", lambda r: r.found["rejected"])
 
 TABLES = (
     _PUBLISHED,

@@ -21,12 +21,8 @@ def none_of(name: str, arms: str | Sequence[str], bad: Test, what: str, where: T
     return lambda results: (none_bad(name, [record for record in _records(results, arms) if where(record)], bad, what),)
 
 
-def _in_time(record: Record) -> bool:
-    return not record.found["overdue"]
-
-
 # For arms with a limit: no trial timed out.
-OVER = all_of("over", (), _in_time, "trials came to an end by themselves")
+OVER = all_of("over", (), lambda record: not record.found["overdue"], "trials came to an end by themselves")
 
 
 def by_design(results: Results, what: str, arm: str = "case") -> str:
@@ -62,6 +58,11 @@ def none_bad(name: str, records: Sequence[Record], bad: Test, what: str) -> Gate
     """`none_of` over these records."""
     wrong = [record for record in records if bad(record)]
     return Gate(name, bool(records) and not wrong, f"{len(wrong)} of {len(records)} {what}{named(wrong)}")
+
+
+def nothing(name: str, wrong: Sequence[str], kept: str) -> Gate:
+    """Passed, with the message `kept`, if nothing is `wrong`; else it names the first three."""
+    return Gate(name, not wrong, "; ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "") or kept)
 
 
 def named(records: Sequence[Record]) -> str:

@@ -91,10 +91,6 @@ class StudyContext:
                 made.close()
 
 
-def _no_reason(context: StudyContext) -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class Arm:
     """One kind of trial: `trials` plans them, `run` runs one and returns its result as JSON values.
@@ -108,7 +104,7 @@ class Arm:
     trials: Callable[[StudyContext], Iterable[Trial]]
     run: Callable[[StudyContext, Trial], dict[str, Any]]
     enabled: Callable[[Any], bool] = lambda keys: True
-    missing: Callable[[StudyContext], str] = _no_reason
+    missing: Callable[[StudyContext], str] = lambda context: ""
     limit_s: float = 0.0
     overdue: dict[str, Any] = field(default_factory=dict)
 
@@ -127,6 +123,12 @@ class Arm:
 def planted(keys: Any) -> bool:
     """For `Arm.enabled`: whether the study is to look for planted bugs."""
     return bool(keys.planted)
+
+
+def planted_arm(bugs: Iterable[str], run: Callable[[StudyContext, Trial], dict[str, Any]], fact: str = "bug") -> Arm:
+    """The arm `planted`: one trial for each of `bugs`, which its fact `fact` names; on if the study is to look for planted bugs."""
+    named = tuple(bugs)
+    return Arm("planted", lambda context: [Trial(f"planted/{bug.replace(' ', '_')}", {"arm": "planted", fact: bug}) for bug in named], run, planted)
 
 
 def asked(arm: str) -> Callable[[Any], bool]:

@@ -151,12 +151,7 @@ STUDY = Study(
             ("case",),
             by=(fact("what", "what happens"),),
             columns=(
-                cell(
-                    "outcomes",
-                    "how the attempts ended",
-                    "text",
-                    lambda group: " / ".join(dict.fromkeys(", ".join(r.found["outcomes"]) for r in group)),
-                ),
+                cell("outcomes", "how the attempts ended", "text", _ends),
                 most("waited", "longest wait, in limits", "number", of="found_after"),
                 count("good", "as promised", _good),
                 size(),

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.build import build
 from ecrl_cli.errors import EcrlError
@@ -85,10 +85,6 @@ def _integrity_check(hostile: MaliciousInput, fixture: RunFixture, what: str) ->
     report = verify_checkpoint(fixture.single if what == "single" else fixture.group, GUARD, watched)
     if report.ok and hostile.during:  # it was valid when read; changes since then are for the next reader
         return Seen("detected", "nothing was wrong yet")
-    return _of(report)
-
-
-def _of(report: IntegrityReport) -> Seen:
     return Seen("silent_wrong", "nobody") if report.ok else Seen("detected", report.layer, report.reason)
 
 

@@ -16,7 +16,7 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.storage.fault_injecting_fs import Fault
 from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.studies.frame.gates import mutants_found
-from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, asked, planted
+from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, asked, planted_arm
 from ecrl_cli.studies.frame.tables import TableSpec, count, fact, mutants_table, size, sums, total, value, yes
 from ecrl_cli.studies.io_errors import full_disk, strace_faults
 from ecrl_cli.studies.io_errors.cases import FAULTS, Seen, run_cases
@@ -204,12 +204,7 @@ STUDY = Study(
     description="The n-th file call fails, for every n, in every way, once and for ever; a disk that is really full; a sync refused by the kernel.",
     arms=(
         Arm("calls", _call_trials, _run_calls, asked("calls")),
-        Arm(
-            "planted",
-            lambda context: [Trial(f"planted/{name.replace(' ', '_')}", {"arm": "planted", "mutant": name}) for name in MUTANTS],
-            _run_planted,
-            planted,
-        ),
+        planted_arm(MUTANTS, _run_planted, "mutant"),
         *(Arm(arm, partial(_full_trials, arm), _run_full, asked(arm), lambda context: full_disk.reason_against()) for arm in ("space", "inodes")),
         Arm("sync", _sync_trials, _run_sync, asked("sync"), lambda context: strace_faults.reason_against()),
     ),

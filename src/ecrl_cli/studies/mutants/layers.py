@@ -20,8 +20,7 @@ from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.safe_read import open_regular
 from ecrl_cli.studies.corruption import byte_faults, structural
 from ecrl_cli.studies.corruption.in_memory import look_at, outcome
-from ecrl_cli.studies.frame.study import Arm, StudyContext, Trial
-from ecrl_cli.studies.frame.study import planted as if_asked
+from ecrl_cli.studies.frame.study import StudyContext, Trial, planted_arm
 
 Patches = list[tuple[Any, str, Any]]  # whose, what, by what
 
@@ -150,10 +149,6 @@ def planted(name: str) -> Iterator[None]:
 PER_FAULT = 10
 
 
-def _trials(setting: StudyContext) -> list[Trial]:
-    return [Trial(f"planted/{name.replace(' ', '_')}", {"arm": "planted", "mutant": name}) for name in every_name()]
-
-
 def _run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
     """What the mutant lets through, and what another layer than usual rejects. The cases are the same for every mutant."""
     mutant = str(trial.facts["mutant"])
@@ -204,4 +199,4 @@ def _random(setting: StudyContext, mutant: str, fault: str, seen: Counter[str], 
             elsewhere[look.layer] += 1
 
 
-PLANTED = Arm("planted", _trials, _run, if_asked)
+PLANTED = planted_arm(every_name(), _run, "mutant")

@@ -74,6 +74,38 @@ LIVE_BUGS: dict[str, tuple[str, str]] = {
     module.SurvivorReport = lambda *said: survivor_report(*said[:6], "0" * 64, *said[7:])
 """,
     ),
+    "a given-up step with replicas leaves its buffers": (
+        "ecrl_cli.training.replicas",
+        "\n    module.ReplicaTrainStep.undo = lambda self, global_step: None\n",
+    ),
+    "a dropped step that momentum makes after all": (
+        "ecrl_cli.training.skip_session",
+        """
+    import torch
+    settle = module.SkipSession.settle_step
+    def with_zero_gradients(self):
+        settled = settle(self)
+        if settled.redone:
+            for parameter in self.loop.train_state.model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            self.loop.train_state.optimizer.step()
+        return settled
+    module.SkipSession.settle_step = with_zero_gradients
+""",
+    ),
+    "the cursor stays at the dropped mini-batch": (
+        "ecrl_cli.training.skip_session",
+        """
+    settle = module.SkipSession.settle_step
+    def without_cursor(self):
+        before = self.loop and self.loop.sampler.state_dict()
+        settled = settle(self)
+        if settled.redone:
+            self.loop.sampler.load_state_dict(before)
+        return settled
+    module.SkipSession.settle_step = without_cursor
+""",
+    ),
     "the dead are not buried": ("ecrl_cli.records.heartbeat_table", "\n    module.HeartbeatTable.mark_dead = lambda self, rank: None\n"),
 }
 

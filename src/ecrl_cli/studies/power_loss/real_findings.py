@@ -8,7 +8,7 @@ from typing import Any
 
 from ecrl_cli.config.schema import WRITE_MODES
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.frame.gates import mutants_gate
+from ecrl_cli.studies.frame.gates import mutants_gate, nothing
 from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Figure, Series, Table, proportion, upper_bound
 from ecrl_cli.studies.frame.study import Record, Results
 from ecrl_cli.studies.frame.tables import Cells, Group, TableSpec, cell, fact, grouped, sums, total, value
@@ -163,18 +163,18 @@ def _gates(arm: str, records: Sequence[Record]) -> Iterator[Gate]:
     ours = list(filter(is_ours, records))
     safe = list(filter(is_safe, records))
     wrong = [f"{record.key}: {dict(outcomes([record]))}" for record in safe if lost([record]) or outcomes([record])["detected"]]
-    yield _gate(f"{arm}: atomic_dirsync", wrong, f"0 of {outcomes(safe).total()} lost an acknowledged checkpoint")
+    yield nothing(f"{arm}: atomic_dirsync", wrong, f"0 of {outcomes(safe).total()} lost an acknowledged checkpoint")
     wrong = [f"{record.key}: {dict(outcomes([record]))}" for record in ours if any(outcomes([record])[outcome] for outcome in NEVER)]
-    yield _gate(f"{arm}: never wrong", wrong, f"0 of {outcomes(ours).total()} silently wrong, a traceback or hung, in every mode")
+    yield nothing(f"{arm}: never wrong", wrong, f"0 of {outcomes(ours).total()} silently wrong, a traceback or hung, in every mode")
     yield _sensitive(arm, ours)
     if arm == "shutdown":
         wrong = [record.key for record in records if not record.found["cut"] or record.found["acknowledged"] < 1]
-        yield _gate("shutdown: injected", wrong, f"all {len(records)} were cut off after an acknowledged save")
+        yield nothing("shutdown: injected", wrong, f"all {len(records)} were cut off after an acknowledged save")
     else:
         wrong = [record.key for record in records if not record.found["after_acknowledgement"] or record.found["unmountable"]]
-        yield _gate("blocks: injected", wrong, f"{sums(records, 'states')['states']} states of {len(records)} logs were rebuilt and mounted")
+        yield nothing("blocks: injected", wrong, f"{sums(records, 'states')['states']} states of {len(records)} logs were rebuilt and mounted")
     wrong = [record.key for record in ours if (record.found["goes_on"] is False if arm == "shutdown" else record.found["stuck"])]
-    yield _gate(f"{arm}: goes on", wrong, "after every recovery the next save worked and was found")
+    yield nothing(f"{arm}: goes on", wrong, "after every recovery the next save worked and was found")
     bugs = grouped((r for r in records if r.facts["variant"] in PLANTS and r.facts["variant"] not in DRAGGED_ALONG), lambda r: r.facts["variant"])
     if bugs:  # one counts as found if it lost something on any file system of the arm
         yield from mutants_gate({plant: bool(lost(tried)) for plant, tried in bugs.items()}, f"{arm}: planted")
@@ -190,11 +190,6 @@ def _sensitive(arm: str, ours: Sequence[Record]) -> Gate:
         return Gate(f"{arm}: sensitive", False, "no mode that may lose was tried: this rig's zeros show nothing")
     found = "; ".join(f"{name} lost {gone} of {tried}" for name, (gone, tried) in told.items())
     return Gate(f"{arm}: sensitive", not blind, f"the rig is insensitive: {'; '.join(blind)}" if blind else found)
-
-
-def _gate(name: str, wrong: Sequence[str], kept: str) -> Gate:
-    """Passed if nothing is `wrong`; else it names the first three."""
-    return Gate(name, not wrong, "; ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "") or kept)
 
 
 def notes(results: Results) -> Iterator[str]:

@@ -16,14 +16,13 @@ from ecrl_cli.config.elastic import ranks_at
 from ecrl_cli.config.fault_spec import Entry
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.studies import Elastic
-from ecrl_cli.errors import ConfigError
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.gates import mutants_found
 from ecrl_cli.studies.frame.result import upper_bound
-from ecrl_cli.studies.frame.study import Record, Results, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import Record, Results, Study, StudyContext, Trial, planted_arm
 from ecrl_cli.studies.mutants.recovery import BUGS, REPLICA_BUGS
 from ecrl_cli.studies.training import failures
-from ecrl_cli.studies.training.failures import BATCHES, OUTCOMES, available
+from ecrl_cli.studies.training.failures import BATCHES, OUTCOMES, possible
 from ecrl_cli.studies.training.training_study import (
     BUGS_FOUND,
     FAILED,
@@ -31,8 +30,8 @@ from ecrl_cli.studies.training.training_study import (
     all_valid,
     by,
     is_valid,
+    on_digits,
     phases_of,
-    planted_arm,
     run_arm,
     runs,
     search,
@@ -57,19 +56,17 @@ class ElasticRunSpec:
 
     def keys(self, entries: tuple[str, ...] = ()) -> dict[str, Any]:
         model, optimizer = MODELS[self.model]
-        found: dict[str, Any] = {
-            "target_steps": TARGET,
-            "global_batch": BATCHES[self.model],
-            "world_size": self.sizes[0][1],
-            "device": "cpu",
-            "dataset": {"name": "digits"},
-            "model": dict(model),
-            "optimizer": dict(optimizer),
-            "checkpoint": {"strategy": self.strategy, "every": EVERY},
-            "elastic": {"replicas": self.replicas, "schedule": dict(self.sizes[1:])},
-            "supervision": {"launcher": "zygote"},
-        }
-        return found | ({"failure": {"kind": "listed", "entries": list(entries)}} if entries else {})
+        return on_digits(
+            entries,
+            target_steps=TARGET,
+            global_batch=BATCHES[self.model],
+            world_size=self.sizes[0][1],
+            model=dict(model),
+            optimizer=dict(optimizer),
+            checkpoint={"strategy": self.strategy, "every": EVERY},
+            elastic={"replicas": self.replicas, "schedule": dict(self.sizes[1:])},
+            supervision={"launcher": "zygote"},
+        )
 
     @property
     def reference(self) -> dict[str, Any]:
@@ -91,11 +88,8 @@ def generate(rng: random.Random, strategies: tuple[str, ...], replicas: tuple[in
         if len(entries) == wanted:
             break
         candidate = (*entries, str(_kill(rng, undisturbed)))
-        try:
-            available(undisturbed, candidate)
-        except ConfigError:
-            continue
-        entries = candidate
+        if possible(undisturbed, candidate):
+            entries = candidate
     return course, entries
 
 

@@ -22,13 +22,12 @@ from ecrl_cli.config.schema import WRITE_MODES, FailureConfig, RunConfig
 from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.config.studies import Failures
 from ecrl_cli.errors import ConfigError, plural
-from ecrl_cli.failures.fault_kind import Victim
+from ecrl_cli.failures.fault_kind import Victim, fault_kind
 from ecrl_cli.failures.plan import plan, planned
-from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.failures.storage_faults import FailedCall
 from ecrl_cli.studies.frame.gates import mutants_found
 from ecrl_cli.studies.frame.result import upper_bound
-from ecrl_cli.studies.frame.study import Results, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import Results, Skip, Study, StudyContext, Trial, planted_arm
 from ecrl_cli.studies.mutants.recovery import BUGS
 from ecrl_cli.studies.training.training_study import (
     BUGS_FOUND,
@@ -37,9 +36,9 @@ from ecrl_cli.studies.training.training_study import (
     all_valid,
     by,
     is_valid,
+    on_digits,
     phases_hit,
     phases_of,
-    planted_arm,
     run_arm,
     runs,
     search,
@@ -96,20 +95,18 @@ class FailureRunSpec:
     def keys(self, entries: tuple[str, ...] = ()) -> dict[str, Any]:
         """The groups and keys as a user types them; without `entries`, of the undisturbed run."""
         model, optimizer = MODELS[self.model]
-        found: dict[str, Any] = {
-            "target_steps": TARGET,
-            "global_batch": BATCHES[self.model],
-            "world_size": self.world_size,
-            "device": "cpu",
-            "dataset": {"name": "digits"},
-            "model": dict(model),
-            "optimizer": dict(optimizer),
-            "checkpoint": {"strategy": self.strategy, "every": EVERY, "layout": self.layout, "capture": self.capture},
-            "write_mode": {"name": self.mode, "sync_files": self.mode != "unsafe", "atomic": self.mode != "unsafe"},
-            "supervision": {"launcher": "zygote", "hang_timeout_s": HANG_S, "start_timeout_s": START_S},
-        }
-        found["write_mode"]["sync_directories"] = self.mode == "atomic_dirsync"
-        return found | ({"failure": {"kind": "listed", "entries": list(entries)}} if entries else {})
+        safe, synced = self.mode != "unsafe", self.mode == "atomic_dirsync"
+        return on_digits(
+            entries,
+            target_steps=TARGET,
+            global_batch=BATCHES[self.model],
+            world_size=self.world_size,
+            model=dict(model),
+            optimizer=dict(optimizer),
+            checkpoint={"strategy": self.strategy, "every": EVERY, "layout": self.layout, "capture": self.capture},
+            write_mode={"name": self.mode, "sync_files": safe, "atomic": safe, "sync_directories": synced},
+            supervision={"launcher": "zygote", "hang_timeout_s": HANG_S, "start_timeout_s": START_S},
+        )
 
     @property
     def reference(self) -> dict[str, Any]:
@@ -138,11 +135,15 @@ def undisturbed(setup: FailureRunSpec) -> RunConfig:
     return build(setup.keys())
 
 
-def available(config: RunConfig, entries: tuple[str, ...]) -> None:
-    """Raises ConfigError unless `entries` can occur in `config`."""
-    with_failures = replace(config, failure=FailureConfig(kind="listed", entries=entries))
-    check_failures(with_failures)
-    plan(with_failures)
+def possible(undisturbed: RunConfig, entries: tuple[str, ...]) -> bool:
+    """Whether the failures `entries` can all be injected into the run `undisturbed`."""
+    config = replace(undisturbed, failure=FailureConfig(kind="listed", entries=entries))
+    try:
+        check_failures(config)
+        plan(config)
+    except ConfigError:
+        return False
+    return True
 
 
 def _accepted(drawn: Callable[[], Entry], setup: FailureRunSpec, before: tuple[str, ...]) -> str:
@@ -152,11 +153,8 @@ def _accepted(drawn: Callable[[], Entry], setup: FailureRunSpec, before: tuple[s
         text, together = str(entry), (*map(parse, before), entry)
         if _takes_the_last_save(together, STRATEGIES.of(setup.strategy).background) or _damages_the_only_save(together):
             continue
-        try:
-            available(undisturbed(setup), (*before, text))
-        except ConfigError:
-            continue
-        return text
+        if possible(undisturbed(setup), (*before, text)):
+            return text
     raise ValueError(f"no failure is available for {setup}")
 
 

@@ -16,24 +16,22 @@ from typing import Any
 
 from ecrl_cli.config.build import build
 from ecrl_cli.config.fault_spec import Entry, parse
-from ecrl_cli.config.recoveries import RECOVERIES
+from ecrl_cli.config.recoveries import RECOVERIES, recovery_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.studies import LiveRecovery
-from ecrl_cli.errors import ConfigError
-from ecrl_cli.failures.fault_kind import Victim
+from ecrl_cli.failures.fault_kind import Victim, fault_kind
 from ecrl_cli.failures.rank_faults import Kill
-from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.records.survivor_records import SURVIVORS
 from ecrl_cli.studies.frame.gates import mutants_found
 from ecrl_cli.studies.frame.result import upper_bound
-from ecrl_cli.studies.frame.study import Results, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import Results, Study, StudyContext, Trial, planted_arm
 from ecrl_cli.studies.frame.tables import sums
-from ecrl_cli.studies.mutants.recovery import LIVE_BUGS
-from ecrl_cli.studies.training.failures import available
-from ecrl_cli.studies.training.live_invariants import LOOKS, RunHistory, elsewhere, read_history, sockets
+from ecrl_cli.studies.mutants.recovery import LIVE_BUGS, REPLICA_BUGS
+from ecrl_cli.studies.training.failures import possible
+from ecrl_cli.studies.training.live_invariants import LOOKS, RunHistory, read_history, sockets
 from ecrl_cli.studies.training.training_study import (
     BUGS_FOUND,
     FAILED,
@@ -41,10 +39,11 @@ from ecrl_cli.studies.training.training_study import (
     Run,
     all_valid,
     by,
+    ending,
     is_valid,
+    on_digits,
     phases_hit,
     phases_of,
-    planted_arm,
     run_arm,
     runs,
     typed,
@@ -52,6 +51,7 @@ from ecrl_cli.studies.training.training_study import (
 )
 
 TARGET, EVERY, BATCH = 16, 4, 144  # steps, steps between checkpoints, samples: shared by 1 to 4 ranks; an epoch of the digits has 12 steps
+REPLICAS = 9  # under recoveries that need them: no power of two, and no multiple of 2 or 4 ranks
 WIDTH = 28  # of the model: its gradients fill two buckets
 LATEST = 13  # latest step for a failure, with steps left after it
 WORLDS = (2, 3, 4)
@@ -80,32 +80,33 @@ class LiveRunSpec:
     strategy: str
     dropout: float
 
+    @property
+    def replicas(self) -> int:
+        return REPLICAS if RECOVERIES.of(self.recovery).needs_replicas else 0
+
     def keys(self, entries: tuple[str, ...] = ()) -> dict[str, Any]:
         """The groups and keys as a user types them."""
-        found = _around(self.world_size, self.strategy, self.dropout) | {
-            "recovery": {"name": self.recovery},
-            "supervision": {"launcher": "zygote", "spares": self.spares, "hang_timeout_s": HANG_S},
-        }
-        return found | ({"failure": {"kind": "listed", "entries": list(entries)}} if entries else {})
+        supervision = {"launcher": "zygote", "spares": self.spares, "hang_timeout_s": HANG_S}
+        return self._keys(entries, self.strategy, recovery={"name": self.recovery}, supervision=supervision)
 
     @property
     def reference(self) -> dict[str, Any]:
-        """The undisturbed run with stock DDP."""
-        return _around(self.world_size, "none", self.dropout) | {"supervision": {"launcher": "zygote"}}
+        """The undisturbed run, with stock DDP or with the same replicas."""
+        return self._keys((), "none", supervision={"launcher": "zygote"})
 
-
-def _around(world_size: int, strategy: str, dropout: float) -> dict[str, Any]:
-    return {
-        "target_steps": TARGET,
-        "global_batch": BATCH,
-        "world_size": world_size,
-        "device": "cpu",
-        "state_digests": True,
-        "dataset": {"name": "digits"},
-        "model": {"name": "small_cnn", "width": WIDTH, "dropout": dropout},
-        "optimizer": {"name": "sgd", "lr": 0.05},
-        "checkpoint": {"strategy": strategy, "every": EVERY},
-    }
+    def _keys(self, entries: tuple[str, ...], strategy: str, **more: Any) -> dict[str, Any]:
+        return on_digits(
+            entries,
+            target_steps=TARGET,
+            global_batch=BATCH,
+            world_size=self.world_size,
+            state_digests=True,
+            model={"name": "small_cnn", "width": WIDTH, "dropout": self.dropout},
+            optimizer={"name": "sgd", "lr": 0.05},
+            checkpoint={"strategy": strategy, "every": EVERY},
+            elastic={"replicas": self.replicas},
+            **more,
+        )
 
 
 def matrix(recoveries: tuple[str, ...], strategies: tuple[str, ...]) -> Iterator[tuple[str, LiveRunSpec, tuple[str, ...]]]:
@@ -136,11 +137,8 @@ def generate(rng: random.Random, recoveries: tuple[str, ...], strategies: tuple[
         if len(entries) == wanted or step + 2 > LATEST:
             break
         found = _next(rng, course, entries, there, step, last=len(entries) + 1 == wanted)
-        try:
-            available(undisturbed(course), (*entries, *found))
-        except ConfigError:
-            continue
-        entries = (*entries, *found)
+        if possible(undisturbed(course), (*entries, *found)):
+            entries = (*entries, *found)
     if not entries:
         raise ValueError(f"no failure is available for {course}")
     return course, entries
@@ -210,10 +208,16 @@ HITS, RECORDED = 5, 200
 TOLD = ("valid", "idle", "invalid", "unknown")  # outcomes of a run with complete records
 SHOWN = ("invalid", "apart", "restarted", "ledger", "differs", "exit")  # possible outcomes of a recovery bug
 # The recovery under which each bug shows.
-LOSSY, ROLLBACK = ("lossy_forward",), ("immediate_rollback",)
+LOSSY, ROLLBACK, REDISTRIBUTE, SKIP = ("lossy_forward",), ("immediate_rollback",), ("redistribute",), ("skip",)
+PLANTED = LIVE_BUGS | {bug: REPLICA_BUGS[bug] for bug in ("sum in rank order", "streams by position in the rank")}
 SHOWS = {
     "buffers left where the given-up step had them": ROLLBACK,
     "newcomers with generators of their own": ROLLBACK,
+    "a given-up step with replicas leaves its buffers": REDISTRIBUTE,
+    "sum in rank order": REDISTRIBUTE,
+    "streams by position in the rank": REDISTRIBUTE,
+    "a dropped step that momentum makes after all": SKIP,
+    "the cursor stays at the dropped mini-batch": SKIP,
 }
 
 
@@ -250,7 +254,7 @@ def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 def play(bench: Bench, course: LiveRunSpec, entries: tuple[str, ...]) -> dict[str, Any]:
     """The run's outcome; `seen`: findings beside the verdict; `went_on`, `joined`, `redone`, `lost`: attempts continued by others in memory,
-    spares that joined, steps finished without the dead ranks, and lost samples."""
+    spares that joined, steps finished without the dead ranks or dropped, and lost samples."""
     beside: dict[str, Any] = {"seen": "", "went_on": 0, "joined": 0, "redone": 0, "lost": 0}
 
     def look(run: Run, layout: RunLayout, reference: RunLayout) -> None:
@@ -274,7 +278,33 @@ def _asked(history: RunHistory, run: Run, layout: RunLayout, reference: RunLayou
     for outcome, check in LOOKS.items():
         if why := check(history):
             return outcome, why
-    return "differs", elsewhere(history, run.digests, reference)
+    return "differs", _elsewhere(history, run.digests, reference)
+
+
+def _elsewhere(history: RunHistory, end: str, reference: RunLayout) -> str:
+    """A wrong final state (`end`: its digests): without losses it must equal the reference's, else the oracle's prediction, if there is one."""
+    from ecrl_cli.studies.training.live_oracle import can_tell, foretold  # imports torch
+
+    if not recovery_of(history.config).loses_samples:
+        due = {ending(reference)}
+    elif can_tell(history):
+        end, due = _state(end), foretold(history)
+    elif _nothing_changed(history):
+        end, due = _state(end), {_state(ending(reference))}
+    else:
+        return ""
+    return "" if end in due else f"ends in {end[:60]}, must in {' or '.join(sorted(each[:60] for each in due))}"
+
+
+def _state(digests: str) -> str:
+    """The digests without that of the generators."""
+    return digests.rpartition(" ")[0]
+
+
+def _nothing_changed(history: RunHistory) -> bool:
+    """Nothing lost, the number of ranks constant, and no random numbers drawn that could differ."""
+    sizes = {logs.attempt.world_size for logs in history.attempts}
+    return not (len(sizes) > 1 or history.config.model.dropout or any(any(logs.lost_samples.values()) for logs in history.attempts))
 
 
 def _counted(history: RunHistory) -> dict[str, int]:
@@ -305,8 +335,8 @@ def _notes(results: Results) -> Iterator[str]:
     injected = sum(len(record.found["fired"]) for record in tried)
     yield (
         f"{injected} failures were injected in {len(tried)} runs, which took {total['attempts']} attempts; into {total['went_on']} of these "
-        f"survivors took their memory along, spares took {total['joined']} places, {total['redone']} steps were finished without the dead, "
-        f"{total['lost']} samples are on record as lost."
+        f"survivors took their memory along, spares took {total['joined']} places, {total['redone']} steps were finished without the dead or "
+        f"dropped, {total['lost']} samples are on record as lost."
     )
     if all(map(is_valid, tried)):
         yield (
@@ -318,7 +348,7 @@ def _notes(results: Results) -> Iterator[str]:
 STUDY = Study(
     keys=LiveRecovery,
     description="Real training runs whose ranks die while others live on: a fixed matrix, then runs drawn at random.",
-    arms=(run_arm("matrix", _matrix, _play), run_arm("random", _draw, _play), planted_arm(LIVE_BUGS, _search)),
+    arms=(run_arm("matrix", _matrix, _play), run_arm("random", _draw, _play), planted_arm(PLANTED, _search)),
     tables=(
         by("recovery", "recovery", lambda r: [r.facts["recovery"]], OUTCOMES),
         by("ranks", "ranks", lambda r: [str(r.facts["world_size"])], OUTCOMES),

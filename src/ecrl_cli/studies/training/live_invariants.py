@@ -12,15 +12,13 @@ from ecrl_cli.config.fault_spec import STARTING
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.order import Ids, epoch_order, position, shard, steps_per_epoch, window
-from ecrl_cli.failures.fault_kind import Victim
+from ecrl_cli.failures.fault_kind import Victim, fault_kind
 from ecrl_cli.failures.fault_log import read_fired
 from ecrl_cli.failures.plan import read_plan
-from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure, RankLine
 from ecrl_cli.records.journal import read_journal, read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.survivor_records import LOST, SURVIVED, SURVIVORS, LostSamples, RedoneStep, SurvivorReport
-from ecrl_cli.studies.training.training_study import ending
 from ecrl_cli.supervision.attempts.supervisor_record import read_record
 
 
@@ -151,13 +149,13 @@ def _reports_differ(logs: AttemptHistory) -> str:
 def _unlike_its_lines(history: RunHistory, logs: AttemptHistory) -> str:
     """A reported state must equal the one that the rank logged after that step in this attempt, or else the one logged in an earlier attempt."""
     for rank, report in logs.survivor_reports.items():
-        logged = [line.state_digest for line in logs.lines[rank] if line.global_step == report.global_step]
+        logged = [line.state_digest for line in logs.lines[rank] if line.global_step == report.finished_step]
         logged = logged or _logged_before(history, logs, report)
         # Otherwise it resumes from a checkpoint and its state is not used.
         goes_on = bool(report.state_digest) or recovery_of(history.config).from_memory
         if goes_on and logged and report.state_digest not in logged:
             differs = f"{report.state_digest[:12]}, and logged {str(logged[-1])[:12]}"
-            return f"rank {rank} reports that its state behind step {report.global_step} is {differs}"
+            return f"rank {rank} reports that its state behind step {report.finished_step} is {differs}"
         if (report.attempt, report.rank) != (logs.attempt.attempt, rank):
             return f"rank {rank} speaks of rank {report.rank} in attempt {report.attempt}"
     return ""
@@ -165,7 +163,7 @@ def _unlike_its_lines(history: RunHistory, logs: AttemptHistory) -> str:
 
 def _logged_before(history: RunHistory, logs: AttemptHistory, report: SurvivorReport) -> list[str | None]:
     before = (each for each in history.attempts if each.attempt.attempt < logs.attempt.attempt)
-    return [line.state_digest for each in before for lines in each.lines.values() for line in lines if line.global_step == report.global_step]
+    return [line.state_digest for each in before for lines in each.lines.values() for line in lines if line.global_step == report.finished_step]
 
 
 def _silent(history: RunHistory) -> str:
@@ -205,12 +203,12 @@ def _left(logs: AttemptHistory) -> set[int]:
 def _excused(history: RunHistory, logs: AttemptHistory) -> bool:
     """A restart is justified: no surviving rank holds the state, or too few survive to continue."""
     left, spares = _left(logs), _spares(history, logs)
-    holders = left - set(logs.attempt.joined) if any(_starting(fault) for fault in logs.faults) else left
+    holders = left - set(logs.attempt.joined) if any(fault.planned.moment in STARTING for fault in logs.faults) else left
     if logs.attempt.memory != SURVIVORS and not any(logs.lines.values()):
         return True  # no rank had any state yet
     if not holders:
         return True
-    if recovery_of(history.config).loses_samples:
+    if recovery_of(history.config).shrinks:
         return not fits(history.config, len(left)) and len(left) + spares < history.config.world_size
     return len(left) + spares < history.config.world_size
 
@@ -221,12 +219,8 @@ def _spares(history: RunHistory, logs: AttemptHistory) -> int:
     return history.config.supervision.spares - sum(len(each.attempt.joined) for each in since)
 
 
-def _starting(fault: FaultEffect) -> bool:
-    return fault.planned.moment in STARTING
-
-
 def lost_samples(history: RunHistory) -> str:
-    """The lost-sample records are complete and correct; without lossy forward no sample is lost and no step redone."""
+    """The lost-sample records are complete and correct; a recovery that loses none has none, and no step redone without the dead."""
     lossy = recovery_of(history.config).loses_samples
     for logs in history.attempts:
         number = logs.attempt.attempt
@@ -274,32 +268,6 @@ def _due(history: RunHistory, logs: AttemptHistory) -> frozenset[Influence]:
             absent = set(range(world)) - set(contributors(logs.redone, step, bucket, world))
             found |= {(step, int(sample), layer) for rank in absent for sample in history.shard(step, rank, world) for layer in layers}
     return frozenset(found)
-
-
-def elsewhere(history: RunHistory, end: str, reference: RunLayout) -> str:
-    """A wrong final state (`end`: its digests): without losses it must equal the reference's, else the oracle's prediction, if there is one."""
-    from ecrl_cli.studies.training.live_oracle import can_tell, foretold  # imports torch
-
-    if not recovery_of(history.config).loses_samples:
-        due = {ending(reference)}
-    elif can_tell(history):
-        end, due = _state(end), foretold(history)
-    elif _nothing_changed(history):
-        end, due = _state(end), {_state(ending(reference))}
-    else:
-        return ""
-    return "" if end in due else f"ends in {end[:60]}, must in {' or '.join(sorted(each[:60] for each in due))}"
-
-
-def _state(digests: str) -> str:
-    """The digests without that of the generators."""
-    return digests.rpartition(" ")[0]
-
-
-def _nothing_changed(history: RunHistory) -> bool:
-    """Nothing lost, the number of ranks constant, and no random numbers drawn that could differ."""
-    sizes = {logs.attempt.world_size for logs in history.attempts}
-    return not (len(sizes) > 1 or history.config.model.dropout or any(any(logs.lost_samples.values()) for logs in history.attempts))
 
 
 def sockets(layout: RunLayout) -> list[str]:

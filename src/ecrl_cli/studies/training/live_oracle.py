@@ -1,4 +1,4 @@
-"""Computes where a lossy run must end, in this process, rank by rank, from the records of which ranks took part in which step.
+"""Computes where a run that lost samples must end, in this process, rank by rank, from the records of which ranks took part in which step.
 
 At most two ranks: a sum of two numbers does not depend on their order, so the result equals the exchange's bit for bit.
 """
@@ -54,6 +54,8 @@ def _end(history: RunHistory, kept: frozenset[int]) -> str:
         last = max((line.global_step for lines in logs.lines.values() for line in lines), default=0)
         for step in range(logs.attempt.resumed_from_step + 1, last + 1):
             oracle.step(logs, step)
+        if any(not each.left for each in logs.redone):
+            oracle.drop()
     return oracle.digests()
 
 
@@ -99,6 +101,11 @@ class Oracle:
         leader = 0 if global_step in self.kept else contributors(redone, global_step, len(logs.layers), world)[0]
         self._set_buffers(ranks[leader][1])
         self.optimizer.step()
+        self.scheduler.step()
+        self.sampler.advance()
+
+    def drop(self) -> None:
+        """Go past a step that the survivors dropped: cursor and schedule only."""
         self.scheduler.step()
         self.sampler.advance()
 

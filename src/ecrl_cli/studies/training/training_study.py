@@ -30,7 +30,7 @@ from ecrl_cli.runs.supervisor_restarter import wanted
 from ecrl_cli.studies.frame.gates import GateRule
 from ecrl_cli.studies.frame.limits import Overdue, deadline, reap, remaining, shared_memory
 from ecrl_cli.studies.frame.result import Column, Table
-from ecrl_cli.studies.frame.study import Arm, Record, Results, StudyContext, Trial, command, planted
+from ecrl_cli.studies.frame.study import Arm, Record, Results, StudyContext, Trial, command
 from ecrl_cli.studies.frame.tables import TableSpec, fact, found, mutants_table, value, yes
 from ecrl_cli.studies.mutants.recovery import environment
 from ecrl_cli.studies.mutants.recovery import planted as with_bug
@@ -166,6 +166,12 @@ def _word(key: str, value: object) -> str:
     return f"{key}={shown}"
 
 
+def on_digits(entries: Sequence[str] = (), **keys: Any) -> dict[str, Any]:
+    """The groups and keys of a run on the digits, as a user types them: `keys`, and the failures that are listed, if any."""
+    found = {"device": "cpu", "dataset": {"name": "digits"}, **keys}
+    return found | ({"failure": {"kind": "listed", "entries": list(entries)}} if entries else {})
+
+
 class Drawn(Protocol):
     """The run of a trial: its keys with failures, and the undisturbed run with the same final state."""
 
@@ -282,16 +288,6 @@ def run_arm(name: str, draw: Callable[[StudyContext], Iterable[Trial]], play: Pl
         return result if result["outcome"] == "valid" else result | {"replay": command(context.config, trial.key), "alone": alone}
 
     return Arm(name, draw, run)
-
-
-def planted_arm(bugs: Iterable[str], search: Callable[[StudyContext, Trial], dict[str, Any]]) -> Arm:
-    """One trial per bug: `search` runs with it until one run fails."""
-    return Arm(
-        "planted",
-        lambda context: [Trial(f"planted/{bug.replace(' ', '_')}", {"arm": "planted", "bug": bug}) for bug in bugs],
-        search,
-        planted,
-    )
 
 
 def runs(results: Results) -> list[Record]:
