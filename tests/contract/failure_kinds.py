@@ -14,9 +14,8 @@ import yaml
 from ecrl_cli.config.fault_spec import FAILURES, MOMENTS
 from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RunConfig
 from ecrl_cli.errors import ConfigError
-from ecrl_cli.failures.fault_kind import Ends, FaultKind, Victim
+from ecrl_cli.failures.fault_kind import Ends, FaultKind, Victim, fault_kind
 from ecrl_cli.failures.plan import describe, plan
-from ecrl_cli.failures.registry import fault_kind
 from ecrl_cli.history.load import load
 from ecrl_cli.verify.fault_effects import check_effect
 from ecrl_cli.verify.verdict import VALID, FindingBuilder

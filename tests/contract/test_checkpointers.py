@@ -3,7 +3,9 @@ that only ECRL's own store has."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,15 +13,16 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
 
 from ecrl_cli.checkpoint.capture.tensor_sources import dtype_of
 from ecrl_cli.checkpoint.checkpointers import dcp
 from ecrl_cli.checkpoint.checkpointers.checkpointer import State
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse
-from ecrl_cli.checkpoint.format.names import PAGE
+from ecrl_cli.checkpoint.format.names import STEP_METADATA
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport, verify_checkpoint
-from ecrl_cli.checkpoint.store.step_page import read_page, size_of, written
-from ecrl_cli.checkpoint.strategies.foreign_restore import Unreadable, restore_foreign
+from ecrl_cli.checkpoint.store.step_metadata import read_step_metadata, size_of, written
+from ecrl_cli.checkpoint.strategies.foreign import Unreadable, restore_foreign
 from ecrl_cli.checkpoint.strategies.strategy import Strategy, StrategyInputs, make_strategy
 from ecrl_cli.config.checkpointers import CheckpointerKind
 from ecrl_cli.config.machine import check_machine
@@ -98,11 +101,12 @@ def largest(kind: StrategyKind, step: Path) -> Path:
 
 def test_a_step_says_what_it_is_and_is_complete_by_its_last_file(kind: StrategyKind, step: Path, run: Run, tmp_path: Path) -> None:
     """Every way in which it can lack something, one after the other; each is refused at its layer."""
-    found, page = examined(kind, step), step / PAGE
+    found, page = examined(kind, step), step / STEP_METADATA
     line = next(line for line in lines(tmp_path) if line.event == "committed")
     assert found.ok and (found.global_step, found.attempt, found.commit_sha256) == (run.global_step, 0, line.commit_sha256)
     assert line.bytes == size_of(step) == sum(path.stat().st_size for path in written(step)) > 0
-    assert examined(kind, step, "another run").layer == "commit"
+    refusal = examined(kind, step, "another run")
+    assert (refusal.layer, refusal.reason) == ("commit", f"belongs to run {(found.run_id or '')[:8]}")
     other = step.rename(step.with_name("step_00000099"))
     assert examined(kind, other).layer == "parts"
     step = other.rename(step)
@@ -130,7 +134,7 @@ def test_what_is_cut_off_cannot_be_loaded_and_that_is_one_line(kind: StrategyKin
     assert report.ok and report.manifest is None  # the check knows nothing of another format, and must not say that it does
     data.write_bytes(data.read_bytes()[: data.stat().st_size // 3])
     if kind.name == SILENT:
-        like = {spec.name: torch.empty(spec.shape, dtype=dtype_of(spec)) for spec in read_page(PosixFs(), step).tensors}
+        like = {spec.name: torch.empty(spec.shape, dtype=dtype_of(spec)) for spec in read_step_metadata(PosixFs(), step).tensors}
         loaded = checkpointer_of(kind).load()().load(like, step / checkpointer_of(kind).state)
         assert not any(torch.count_nonzero(loaded[name]) for name in like if name.startswith("rng."))  # `state-restored` finds it behind the restore
         return
@@ -147,8 +151,9 @@ def test_what_is_cut_off_cannot_be_loaded_and_that_is_one_line(kind: StrategyKin
         ConnectionResetError(104, "Connection reset by peer"),
         OSError(24, "Too many open files"),
         StorageError.of("open", "state.pt", OSError(24, "Too many open files")),
+        CheckpointException("load", {1: _wrap_exception(OSError(24, "Too many open files"))}),
     ],
-    ids=["gloo", "network", "connection", "descriptors", "descriptors-of-ours"],
+    ids=["gloo", "network", "connection", "descriptors", "descriptors-of-ours", "descriptors-of-a-rank-of-dcp"],
 )
 def test_a_peer_that_dies_while_all_load_does_not_condemn_the_checkpoint(
     step: Path, kind: StrategyKind, run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -199,11 +204,11 @@ def test_a_save_that_fails_is_on_record_and_leaves_nothing(kind: StrategyKind, s
 
 
 def test_a_step_that_is_there_is_not_overwritten(kind: StrategyKind, step: Path, strategy: Strategy, run: Run, tmp_path: Path) -> None:
-    before = (step / PAGE).read_bytes()
+    before = (step / STEP_METADATA).read_bytes()
     strategy.save(run.progress())
     strategy.flush()
     assert [line.event for line in lines(tmp_path) if line.event in ("committed", "failed")] == ["committed", "failed"]
-    assert (step / PAGE).read_bytes() == before and examined(kind, step).ok
+    assert (step / STEP_METADATA).read_bytes() == before and examined(kind, step).ok
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -258,3 +263,37 @@ def test_only_rank_0_gives_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dcp.own(state) == state
     monkeypatch.setattr(dcp.dist, "get_rank", lambda: 1)
     assert dcp.own(state).keys() == state.keys() - {"buffers.a"}
+
+
+def test_a_save_in_the_background_waits_for_the_one_before(tmp_path: Path, run: Run) -> None:
+    """One is in flight at a time: the next one begins when it has ended."""
+    kind, begun, asked = KINDS["dcp_async"], list[Future[None]](), threading.Event()
+
+    class Slow:
+        def prepare(self) -> None: ...
+
+        def begin(self, state: State, path: Path) -> Future[None]:
+            begun.append(Future())
+            asked.set()
+            return begun[-1]
+
+        def close(self) -> None: ...
+
+    clock = SpanClock(Journal(RunLayout(tmp_path).attempt(0).spans(0)), 0, monotonic(), "compute")
+    strategy = make_strategy(StrategyInputs(config_of(kind), run.train_state, RunLayout(tmp_path), 0, clock))
+    strategy._checkpointer = Slow()  # type: ignore[attr-defined]
+    strategy.prepare()
+    strategy.save(run.progress())
+    asked.clear()
+    run.train(1)
+    second = threading.Thread(target=strategy.save, args=(run.progress(),))
+    second.start()
+    assert not asked.wait(0.2) and len(begun) == 1
+    begun[0].set_result(None)
+    assert asked.wait(120)
+    second.join()
+    begun[1].set_exception(OSError(28, "No space left on device", "x"))
+    strategy.flush()
+    strategy.close()
+    ends = [(line.event, line.global_step) for line in lines(tmp_path) if line.event in ("committed", "failed")]
+    assert ends == [("committed", 1), ("failed", 2)]

@@ -14,8 +14,7 @@ from ecrl_cli.config.conf_paths import conf_dir
 from ecrl_cli.config.failure_kinds import BUILTIN
 from ecrl_cli.config.fault_spec import FAILURES
 from ecrl_cli.errors import ConfigError
-from ecrl_cli.failures.fault_kind import Ends, FaultKind
-from ecrl_cli.failures.registry import fault_kind, recorded_kind, table
+from ecrl_cli.failures.fault_kind import Ends, FaultKind, fault_kind, recorded_kind, table
 from tests.contract.failure_kinds import FailureKindContract
 from tests.test_architecture import PACKAGE, modules
 

@@ -14,7 +14,7 @@ from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
 from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.strategies.foreign_restore import restore_foreign
+from ecrl_cli.checkpoint.strategies.foreign import restore_foreign
 from ecrl_cli.checkpoint.strategies.strategy import Strategy, StrategyInputs, make_strategy
 from ecrl_cli.config.schema import CAPTURES, CheckpointConfig, ElasticConfig, RunConfig, SupervisionConfig
 from ecrl_cli.config.strategies import STRATEGIES, StrategyKind
@@ -24,9 +24,11 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.records.span_clock import SpanClock
 from tests.contract.variants import check_description, check_registration, refused
+from tests.open_files import open_files
 from tests.unit.checkpoint_support import writer_process
 from tests.unit.test_checkpoint_train_state import Run, lines
 
+MEMORY = "/memfd:ecrl-"  # what snapshots lie in
 IN_STEP, BESIDE = {"write", "hash", "commit", "settle"}, {"backpressure", "enqueue"}
 
 
@@ -128,9 +130,11 @@ def test_what_is_saved_is_restored_and_logged_as_the_object_says(kind: StrategyK
     assert sum(line.event == "committed" for line in logged) == 3
     assert max(line.inflight for line in logged) <= kind.in_flight(CheckpointConfig())
     assert [bool(line.deferred_bytes) for line in logged if line.event == "submitted"] == [chosen.capture == "deferred"] * 3
+    copied = [line for line in logged if line.event == "submitted" and 0 < line.copy_s <= line.snapshot_s]
+    assert len(copied) == (0 if kind.checkpointer else 3), "the copy is a part of the capture"
     parts = {name for line in logged if line.event == "released" for name in line.stall_parts}
     own = IN_STEP - ({"hash", "commit"} if kind.checkpointer else set())  # what another one does in its call is one part: write
-    assert parts >= (own if kind.writes_in_step else BESIDE) and not parts & (BESIDE if kind.writes_in_step else IN_STEP)
+    assert parts >= (own if kind.writes_in_step else BESIDE) | {"snapshot", "barrier"} and not parts & (BESIDE if kind.writes_in_step else IN_STEP)
 
 
 def restored(kind: StrategyKind, run: Run, found: IntegrityReport) -> TrainPosition:
@@ -163,21 +167,31 @@ def test_no_rank_leaves_a_save_before_rank_0_has_done_its_part(kind: StrategyKin
     assert all("submitted" in events and "released" not in events for events in meetings.told)
 
 
-def shared_memory() -> int:
-    """How many descriptors of memory for snapshots this process holds."""
-    links = (link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
-    return sum("/memfd:ecrl-" in str(link) for link in links)
+def test_a_rank_that_is_not_rank_0_writes_nothing(kind: StrategyKind, rank: Rank) -> None:
+    """No checkpoint, no line, no claim: two ranks that write would write over each other."""
+    if kind.checkpointer:
+        pytest.skip("what another rank writes is the checkpointer's business")
+    rank.run.train_state.rank, rank.run.train_state.world_size, rank.run.train_state.peers = 1, 2, Meetings(rank.layout.root)
+    rank.strategy.prepare()
+    rank.strategy.save(rank.run.progress())
+    rank.strategy.snapshot(rank.run.progress())
+    rank.strategy.flush()
+    rank.strategy.confirm(rank.run.global_step)
+    assert not rank.layout.checkpoints.exists() and lines(rank.layout.root) == []
+    if rank.snapshots:
+        assert rank.snapshots.whole() == []
+        rank.snapshots.close()
 
 
 def test_a_strategy_that_is_closed_holds_no_memory(kind: StrategyKind, chosen: CheckpointConfig, rank: Rank) -> None:
     """Deferred: but for the piece in which the tensors lie from then on."""
-    before = shared_memory()
+    before = open_files(MEMORY)
     rank.strategy.prepare()
     rank.strategy.save(rank.run.progress())
     rank.strategy.flush()
-    assert (shared_memory() > before) == (kind.saves and not kind.checkpointer)
+    assert bool(open_files(MEMORY) - before) == (kind.saves and not kind.checkpointer)
     rank.strategy.close()
-    assert shared_memory() == before + (chosen.capture == "deferred")
+    assert len(open_files(MEMORY) - before) == (chosen.capture == "deferred")
 
 
 def test_a_snapshot_is_kept_where_the_object_says_so(kind: StrategyKind, rank: Rank) -> None:

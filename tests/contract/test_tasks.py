@@ -41,6 +41,13 @@ def check_task(name: str) -> None:
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
     parts = torch.stack([loss(model, x[part], y[part]) for part in (slice(0, 4), slice(4, 8))])
     assert torch.allclose(parts.mean(), whole)  # the mean of equal shards is the mean of the batch: what DDP and replicas rely on
+    with torch.no_grad():
+        measured = TASKS.of(name).load_measures()(model, x, y)
+    assert all(each.shape == (8,) for each in measured.values())
+    assert float(measured["loss"].double().mean()) == pytest.approx(float(whole.detach()), rel=1e-6)
+    means = {measure: float(each.double().mean()) for measure, each in measured.items()}
+    summarised = TASKS.of(name).summarised(means)
+    assert summarised.items() >= means.items() and TASKS.of(name).summarised(summarised) == summarised
 
 
 @pytest.mark.parametrize("name", TASKS.builtin)

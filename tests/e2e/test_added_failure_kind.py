@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.failures.fault_kind import FaultKind
-from ecrl_cli.failures.registry import fault_kind
+from ecrl_cli.failures.fault_kind import FaultKind, fault_kind
 from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.fault_plan import failures_once

@@ -244,7 +244,7 @@ BLOWS = (
     *("enospc@1", "eio@3", "slow_disk@6*0.01"),
 )
 HARMLESS = (
-    "ecrl_cli.failures.registry",
+    "ecrl_cli.failures.fault_kind",
     """
     from ecrl_cli.failures.faulty_store import FaultyRunStore
     for name in module.FAILURES.names():

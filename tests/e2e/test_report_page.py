@@ -11,13 +11,16 @@ import pytest
 from ecrl_cli.config.studies import Corruption
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.report.build import report
+from ecrl_cli.report.history import history_report
 from tests.e2e.chromium import CHROMIUM, Chromium, Tab, address, chromium
 from tests.unit.report_runs import Plan, arms, make_run, make_sweep
+from tests.unit.test_report_history import at
 from tests.unit.test_report_page import HOSTILE
 from tests.unit.test_report_studies import findings, make_study
 
 Show = Callable[..., Tab]
 SHOWN_RUNS = "[...document.querySelectorAll('details.run')].filter((run) => run.offsetParent).map((run) => run.dataset.name)"
+LISTED_RUNS = SHOWN_RUNS.replace("run.offsetParent", "run.offsetParent && !run.parentElement.closest('details:not([open])')")
 SHOWN_ROWS = "[...document.querySelectorAll('#goodput tbody tr')].filter((row) => row.offsetParent).length"
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
@@ -60,6 +63,27 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_study(folder / "crash-points", findings(rows=70), gates=[{"name": "never wrong", "passed": False, "message": "2 of 400"}])
     make_study(folder / "corruption", of=StudyConfig(Corruption()), skips=[{"arm": "loop", "reason": "no loop devices"}])
     return report([folder]).page
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The history of three builds; the last one broke a promise, and lacks an arm."""
+    folder = tmp_path_factory.mktemp("report") / "builds"
+    for number, name in enumerate(("first", "second", "third")):
+        plans = [plan for seed in (1, 2) for plan in arms("digits-cnn", seed) if number < 2 or plan.variant != "clean"]
+        plans[-1].verdict = "invalid" if number == 2 else "valid"
+        at(make_sweep(folder / name, plans), number, git_revision=f"{number}c0ffee" * 5)
+    return history_report([folder]).page
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report on 32 runs, one of them judged invalid: too many to list. Without figures, which take most of the time."""
+    plans = [plan for suite in ("cifar10-r18-base", "cifar100-r50-late") for seed in (1, 2, 3, 4) for plan in arms(suite, seed)]
+    plans[-1].verdict = "invalid"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
+        return report([make_sweep(tmp_path_factory.mktemp("report") / "sweep", plans)]).page
 
 
 @pytest.mark.parametrize("kind", ["page", "studies"])
@@ -169,7 +193,7 @@ def test_the_tables_of_studies_sort_and_fold(show: Show, studies: Path) -> None:
     assert tab.run("document.querySelector('#tip.shown').textContent") == tab.run("document.querySelector('figure .mark').getAttribute('aria-label')")
 
 
-@pytest.mark.parametrize("kind", ["page", "studies"])
+@pytest.mark.parametrize("kind", ["page", "studies", "history", "many"])
 def test_it_fits_a_phone(request: pytest.FixtureRequest, show: Show, kind: str) -> None:
     tab = show(request.getfixturevalue(kind), width=400)
     assert tab.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
@@ -195,14 +219,50 @@ CUT = """(() => {
 })()"""
 
 
+# Tables whose last columns are reached by scrolling sideways only, and by how many pixels.
+ASIDE = """(() => [...document.querySelectorAll(".scroll")]
+  .filter((box) => box.offsetParent && box.querySelector("table") && box.scrollWidth > box.clientWidth + 1)
+  .map((box) => `${box.getAttribute("aria-label")}: ${box.scrollWidth - box.clientWidth}`).join("; "))()"""
+
+
 @pytest.mark.parametrize("width", [1400, 400])
-@pytest.mark.parametrize("kind", ["page", "studies"])
+@pytest.mark.parametrize("kind", ["page", "studies", "history", "many"])
 def test_no_column_is_cut_off(request: pytest.FixtureRequest, show: Show, kind: str, width: int) -> None:
     tab = show(request.getfixturevalue(kind), width=width)
     assert tab.run("document.querySelectorAll('td').length") > 20
     assert tab.run(CUT) == ""
+    assert tab.run(ASIDE) == ""
     tab.run("(document.querySelector('td').style.cssText = 'display: block; overflow: hidden; width: 4px; white-space: nowrap', 0)")
     assert tab.run(CUT) != "", "the test can see it"
+
+
+def test_many_runs_are_a_picture_first_and_what_broke_is_listed(show: Show, many: Path) -> None:
+    tab = show(many)
+    assert tab.run("[document.querySelectorAll('#goodput .matrix .cell').length, document.querySelectorAll('#goodput details[open]').length]") == [
+        32,
+        0,
+    ]
+    assert tab.run(LISTED_RUNS) == ["cifar100-r50-late-ovl-s4"]
+    tab.run("document.querySelector('.cell.tone-good').click()")
+    tab.settle()
+    assert tab.run("document.querySelector('details.run[open]').dataset.name") == "cifar10-r18-base-clean-s1"
+    filtered = show(many, "q=ovl")
+    assert len(filtered.run(LISTED_RUNS)) == 8, "what is filtered is not hidden in a fold"
+
+
+def test_the_statistics_of_a_sentence_are_folded(show: Show, many: Path) -> None:
+    tab = show(many)
+    assert "mean of ratios" not in tab.run("document.querySelector('.answer').innerText")
+    tab.run("document.querySelector('.how summary').click()")
+    assert "mean of ratios, 95%" in tab.run("document.querySelector('.answer').innerText")
+
+
+def test_a_history_opens_on_what_fails(show: Show, history: Path) -> None:
+    tab = show(history)
+    assert tab.run("document.querySelector('h1').textContent") == "1 of 3 arms failing in third."
+    assert tab.run("document.querySelectorAll('table.matrix td.state').length") == 12
+    assert tab.run("document.querySelector('table.matrix tbody tr').innerText").split()[:3] == ["digits-cnn", "ovl", "✓"]
+    assert len(tab.run("[...document.querySelectorAll('figure svg')].map((e) => e.getBoundingClientRect().height)")) == 3
 
 
 @pytest.mark.parametrize("kind", ["page", "studies"])

@@ -55,3 +55,48 @@ def kept(lines: Lines[T], keep: Callable[[T], T | None]) -> Lines[T]:
 def logged(records: RunRecords, keep: Callable[[RankLine], RankLine | None], number: int = 0) -> RunRecords:
     """With other lines of the ranks of attempt `number`."""
     return left(records, number, ranks={rank: kept(lines, keep) for rank, lines in records.logs(number).ranks.items()})
+
+
+def rank_line(records: RunRecords, number: int, rank: int, step: int, **changes: Any) -> RunRecords:
+    """With another line of `rank` for `step` in attempt `number`."""
+    return logged(records, lambda line: replace(line, **changes) if (line.global_step, line.rank) == (step, rank) else line, number)
+
+
+def event(records: RunRecords, number: int, name: str, step: int, **changes: Any) -> RunRecords:
+    """With another line of that event of the checkpoint of `step` in the journal of attempt `number`; nothing changed: without it."""
+    lines = records.logs(number).checkpoints
+    assert any((line.event, line.global_step) == (name, step) for line in lines.events), f"attempt {number} has no such line"
+    changed = (lambda line: replace(line, **changes)) if changes else (lambda line: None)
+    return left(records, number, checkpoints=kept(lines, lambda line: changed(line) if (line.event, line.global_step) == (name, step) else line))
+
+
+def fired(records: RunRecords, place: int, **changes: Any) -> RunRecords:
+    """With another claim of a fault."""
+    return replace(records, fired=tuple(replace(each, **changes) if number == place else each for number, each in enumerate(records.fired)))
+
+
+def span(records: RunRecords, number: int, place: int, **changes: Any) -> RunRecords:
+    """With another span of rank 0 in attempt `number`."""
+    spans = list(records.logs(number).spans.events)
+    spans[place] = replace(spans[place], **changes)
+    return left(records, number, spans=replace(records.logs(number).spans, events=tuple(spans)))
+
+
+def restored(records: RunRecords, number: int, rank: int, **changes: Any) -> RunRecords:
+    """With another state that `rank` says it restored."""
+    held = records.logs(number).restored
+    return left(records, number, restored=held | {rank: replace(held[rank], **changes)})
+
+
+def reported(records: RunRecords, number: int, rank: int, **changes: Any) -> RunRecords:
+    """With another report of a survivor."""
+    reports = records.logs(number).survivor_reports
+    own = replace(reports[rank], events=tuple(replace(each, **changes) for each in reports[rank].events))
+    return left(records, number, survivor_reports=reports | {rank: own})
+
+
+def appended(found: RunRecords, number: int, name: str, step: int, **changes: Any) -> RunRecords:
+    """With one more line in the journal of attempt `number`: that of the event `name` with `changes`."""
+    lines = found.logs(number).checkpoints
+    line = next(line for line in lines.events if (line.event, line.global_step) == (name, step))
+    return left(found, number, checkpoints=replace(lines, events=(*lines.events, replace(line, **changes))))

@@ -50,7 +50,7 @@ FREE = (
     Free(r"config\.json config\.(run_dir|dataset\.root|dataset\.download|reference|seal(\..*)?|checkpoint\.(hmac_key_file|finite))", _NEVER_READ),
     Free(r"config\.json config\.(scale|schedule)(\..*)?", "a name for sizes and steps that stand beside it; compared with .hydra, which these lack"),
     Free(
-        r"config\.json config\.supervision\.(writer_grace_s|master_port|disk_interval_s|grace_s|hang_timeout_s|hang_factor|start_timeout_s)",
+        r"config\.json config\.supervision\.(writer_grace_s|master_port|disk_interval_s|scrub_every_s|grace_s|hang_.*|start_timeout_s)",
         "how patient the supervisor was: part of no id, and may be another when the run goes on; what it says of a hang is checked",
     ),
     Free(

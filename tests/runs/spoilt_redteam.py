@@ -23,7 +23,12 @@ REDTEAM: dict[str, tuple[Spoil, str, str, str]] = {
     "an order of another attempt": (order(1, attempt=0), RECORDS, INVALID, "launch.json of attempt 1 is of attempt 0"),
     "an order that knows of steps never done": (order(1, max_step_seen=20), RECORDS, INVALID, "as if step 20 had been done"),
     "an accuracy invented": (final(accuracy=1.0), TRAJECTORY, INVALID, "the final accuracy is 1.0, the reference's None"),
-    "an accuracy that nothing bears out": (final(accuracy=1.0), RECORDS, INVALID, "final.json has an accuracy of 1.0: ECRL evaluates none"),
+    "an accuracy that nothing bears out": (
+        final(accuracy=1.0),
+        RECORDS,
+        INVALID,
+        "final.json has an accuracy of 1.0, no evaluation of that step is on record",
+    ),
     "the death of a writer where there is none": (
         session(writer_deaths=1),
         FAILURES,

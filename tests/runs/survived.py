@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.config.recoveries import RECOVERIES, RecoveryKind
-from ecrl_cli.config.schema import FailureConfig, RecoveryConfig, SupervisionConfig
+from ecrl_cli.config.schema import ElasticConfig, FailureConfig, RecoveryConfig, SupervisionConfig
 from ecrl_cli.data.order import epoch_order, shard, window
 from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.failures.plan import plan
@@ -20,7 +20,8 @@ from tests.runs.builder import SAMPLES, WALL, RunBuilder, Worker, config_of
 
 # Two buckets of "layers"; the one layer of the built checkpoints among them.
 LAYERS = (("weight",), ("bias", "scale"))
-ROLLBACK, LOSSY, RESTART = "immediate_rollback", "lossy_forward", "checkpoint_restart"
+ROLLBACK, LOSSY, RESTART, REDISTRIBUTE, SKIP = "immediate_rollback", "lossy_forward", "checkpoint_restart", "redistribute", "skip"
+REPLICAS = 4  # under a recovery that needs them
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class SurvivedBuilder(RunBuilder):
     def __init__(self, root: Path, recovery: str, deaths: tuple[Death, ...], ranks: int = 2, planned: bool = True, **more: Any) -> None:
         config = replace(config_of(root.name), world_size=ranks, recovery=RecoveryConfig(recovery))
         config = replace(config, supervision=SupervisionConfig(launcher="zygote", spares=sum(d.spares for d in deaths)))
+        config = replace(config, elastic=ElasticConfig(replicas=REPLICAS if RECOVERIES.of(recovery).needs_replicas else 0))
         entries = (*(f"kill@{d.step}.backward:{who(d)}" for d in deaths if planned), *more.pop("unmet", ()))
         config = replace(config, failure=FailureConfig("listed" if entries else "none", entries=entries))
         config = replace(config, variant=replace(config.variant, failures=bool(entries)))
@@ -146,13 +148,16 @@ class LiveWorker(Worker):
         return False
 
     def die(self, fate: Death) -> None:
-        """In lossy_forward, or where nothing was missing, the step is finished; else it is given up."""
+        """In lossy_forward, or where nothing was missing, the step is finished; in skip it is dropped; else it is given up."""
         self.struck(fate)
         self.booking -= set() if fate.logged else set(fate.lost)
         if fate.all_anew:
             return
-        lossy = self.live_run.does.loses_samples
+        lossy = self.live_run.does.finishes_without
         whole = min(fate.first) >= len(LAYERS)
+        if self.live_run.does.drops_step and not whole:
+            self.drop(fate)
+            return
         if not lossy and not whole:
             if 0 not in fate.lost:
                 self.spend("sync", 0.05, self.step + 1)
@@ -166,6 +171,15 @@ class LiveWorker(Worker):
         if not whole:
             self.live_run.lossy_steps.append(self.step)
         self.leave(self.redone(fate) if lossy else ())
+
+    def drop(self, fate: Death) -> None:
+        """Nobody logs the step, and all go on behind it."""
+        self.step += 1
+        self.sampler.advance()
+        self.live_run.lossy_steps.append(self.step)
+        if 0 not in fate.lost:
+            self.spend("sync", 0.05, self.step)
+        self.leave((RedoneStep(self.step, 0, 1, tuple(sorted(fate.lost)), (), 0.0),))
 
     def struck(self, fate: Death) -> None:
         if not self.live_run.planned:
@@ -198,10 +212,11 @@ class LiveWorker(Worker):
         assert self.fate
         alive = tuple(rank for rank in range(self.ranks) if rank not in self.fate.lost)
         lines = self.lost_samples(redone)
+        layers = (tuple(name for bucket in LAYERS for name in bucket),) if redone and not redone[0].left else LAYERS
         for rank in alive:
-            each = tuple(replace(one, seconds=0.005 * (rank + 1)) for one in redone)
+            each = tuple(replace(one, seconds=0.005 * (rank + 1) if one.left else 0.0) for one in redone)
             now = self.run.now
-            said = SurvivorReport(self.step, self.number, rank, alive, each, LAYERS if redone else (), "ab" * 32, now, now + WALL)
+            said = SurvivorReport(self.step, self.number, rank, alive, each, layers if redone else (), "ab" * 32, now, now + WALL)
             journals = [(self.logs.survivor_report(rank), [said])] + ([(self.logs.lost_samples(rank), lines)] if lines else [])
             for path, entries in journals:
                 journal = Journal(path)
@@ -213,12 +228,14 @@ class LiveWorker(Worker):
         per_epoch = SAMPLES // self.run.config.global_batch
         order = epoch_order(self.run.config.seed, (self.step - 1) // per_epoch, SAMPLES, self.run.config.global_batch)
         ids = window(order, (self.step - 1) % per_epoch, self.run.config.global_batch)
-        found = []
+        found, cause, replicas = [], self.run.config.recovery.name, self.run.config.elastic.replicas
+        if redone and not redone[0].left:
+            return [LostSamples(self.step, LOST, tuple(map(int, ids)), tuple(name for bucket in LAYERS for name in bucket), redone[0].lost, cause)]
         for each in redone:
             layers = tuple(name for bucket in LAYERS[each.first :] for name in bucket)
             for rank in each.lost if layers else ():
-                samples = tuple(int(name) for name in shard(ids, rank, self.ranks, 0))
-                found.append(LostSamples(self.step, LOST, samples, layers, (rank,), self.run.config.recovery.name))
+                samples = tuple(int(name) for name in shard(ids, rank, self.ranks, replicas))
+                found.append(LostSamples(self.step, LOST, samples, layers, (rank,), cause))
         return found
 
 
@@ -238,6 +255,16 @@ def build_rollback(folder: Path, name: str = "rollback", **more: Any) -> RunLayo
     """Rank 1 dies in step 9, which is given up, rank 0 in step 15, when it had given all: spares take their places."""
     deaths = (Death(9, spares=1), Death(15, (0,), (2,), spares=1))
     return SurvivedBuilder(folder / name, ROLLBACK, deaths, **more).build()
+
+
+def build_redistributed(folder: Path, name: str = "redistributed", **more: Any) -> RunLayout:
+    """Of four ranks with four replicas two die in step 9, which the two left do again; one of them dies in step 15, when it had given all."""
+    return SurvivedBuilder(folder / name, REDISTRIBUTE, (Death(9, (3, 1), (0, 1)), Death(15, (0,), (2,))), ranks=4, **more).build()
+
+
+def build_skipped(folder: Path, name: str = "skipped", **more: Any) -> RunLayout:
+    """Of four ranks two die in step 9, which is dropped; the others go on behind it, and drop step 10, the first of theirs, as one dies in it."""
+    return SurvivedBuilder(folder / name, SKIP, (Death(9, (3, 1), (0, 1)), Death(10, (1,))), ranks=4, **more).build()
 
 
 def build_spared(folder: Path, name: str = "spared") -> RunLayout:

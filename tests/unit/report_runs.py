@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.config.codec import encode
-from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RunConfig, ScaleConfig, VariantConfig
+from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, ModelConfig, RunConfig, ScaleConfig, VariantConfig
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.events import (
@@ -65,6 +65,7 @@ class Plan:
     verdict: str | None = "valid"
     inflight: int = 4
     scale: str = "smoke"
+    model: str = "small_cnn"
 
 
 def arms(suite: str = "digits-cnn-kill", seed: int = 1337, steps: int = 60) -> list[Plan]:
@@ -88,6 +89,7 @@ def config_of(plan: Plan) -> RunConfig:
         checkpoint=CheckpointConfig(strategy=plan.strategy, every=plan.every, max_inflight=plan.inflight),
         variant=VariantConfig(plan.variant, bool(plan.kills)),
         scale=ScaleConfig(plan.scale),
+        model=ModelConfig(plan.model),
     )
 
 

@@ -254,13 +254,14 @@ def test_a_sum_that_names_the_wrong_bit_is_not_believed(group: Path) -> None:
     assert (finding.chunks, finding.flips, finding.repairable) == ((0,), (), False)
 
 
-def test_a_wrong_correction_is_never_handed_out(group: Path, tmp_path: Path) -> None:
+def test_a_wrong_correction_is_never_handed_out(path: Path, tmp_path: Path) -> None:
     """Sums and hash agree with a file that changes between the look and the copy."""
-    flip(group / MODEL, 5000, 1)
-    found = diagnose(group)
-    flip(group / MODEL, 6000, 1)
+    data = path / MODEL if path.is_dir() else path
+    flip(data, 5000, 1)
+    found = diagnose(path)
+    flip(data, 6000, 1)
     with pytest.raises(StorageError, match="refused by hash"):
-        repair(group, found, tmp_path / "repaired")
+        repair(path, found, tmp_path / "repaired")
     assert list((tmp_path / "repaired").iterdir()) == []
 
 

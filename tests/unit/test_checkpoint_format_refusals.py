@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import random
 import re
+import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -292,6 +295,7 @@ def test_another_pickle_is_refused(name: str) -> None:
     ("more", "words"),
     [
         ({"data/1": b""}, "tensors and storages do not correspond"),
+        ({"other/data/1": b""}, "has an entry 'other/data/1', which does not belong"),
         ({"code.py": b""}, "has an entry 'code.py', which does not belong"),
         ({"byteorder": b"big"}, "not in little-endian byte order"),
     ],
@@ -300,6 +304,18 @@ def test_other_entries_are_refused(more: dict[str, bytes], words: str) -> None:
     assert read_places(*torch_file(pickled(), more={"byteorder": b"little", "version": b"3"}))
     with pytest.raises(ValueError, match=words):
         read_places(*torch_file(pickled(), more=more))
+
+
+def test_a_zip_without_a_pickle_in_a_folder_is_none_of_torch_save() -> None:
+    for names in (["archive/data/0"], ["data.pkl", "data/0"], ["archive/data.pkl", "other/data/0"], ["archive/data.pkl", "archive/data.pkl"]):
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a name may be there twice
+            for name in names:
+                archive.writestr(name, pickled())
+        data = file.getvalue()
+        with pytest.raises(ValueError, match=r"^not the entries of a file of torch\.save$"):
+            read_places(data, replace(torch_file(pickled())[1], bytes=len(data)))
 
 
 def test_a_dtype_that_no_checkpoint_has_is_refused() -> None:
@@ -319,4 +335,34 @@ def test_generators_travel_as_bytes() -> None:
     drawn = torch.rand(3)
     restore_rng(unpacked(data, device), device)
     assert torch.equal(torch.rand(3), drawn)
+
+
+def test_the_second_gaussian_of_a_pair_is_kept() -> None:
+    """Python's and NumPy's generators draw two at a time and keep one for the next call."""
+    device = torch.device("cpu")
+    for draw in (lambda: random.gauss(0, 1), lambda: float(np.random.standard_normal())):
+        draw()
+        states = capture_rng(device)
+        expected = [draw() for _ in range(3)]
+        random.gauss(0, 1), np.random.standard_normal()
+        restore_rng(states, device)
+        assert [draw() for _ in range(3)] == expected
+
+
+def test_generators_have_names_and_one_spelling() -> None:
+    device = torch.device("cpu")
+    data = packed(capture_rng(device))
     assert list(unpacked(data, device)) == ["python", "numpy", "torch"] and packed(unpacked(data, device)) == data
+
+
+def test_the_generator_of_a_cuda_device_is_captured_and_restored_on_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[list[int], str]] = []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.arange(4, dtype=torch.uint8))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: done.append((state.tolist(), str(device))))
+    cuda, cpu = torch.device("cuda", 1), torch.device("cpu")
+    states = capture_rng(cuda)
+    assert list(states) == list(unpacked(packed(states), cuda)) == ["python", "numpy", "torch", "cuda"]
+    restore_rng(states, cuda)
+    restore_rng(states, cpu)
+    restore_rng(capture_rng(cpu), cuda)
+    assert done == [([0, 1, 2, 3], "cuda:1")]

@@ -17,6 +17,7 @@ from ecrl_cli.checkpoint.capture.loading import load_snapshot
 from ecrl_cli.checkpoint.capture.shared_memory import InvalidSnapshot, SnapshotPair
 from ecrl_cli.checkpoint.format.names import DIGEST, FINITE
 from ecrl_cli.checkpoint.format.train_document import TrainPosition
+from ecrl_cli.checkpoint.store.synthetic import synthetic_plan
 from ecrl_cli.checkpoint.strategies.in_memory import InMemoryStrategy
 from ecrl_cli.checkpoint.strategies.strategy import StrategyInputs, make_strategy
 from ecrl_cli.errors import EcrlError, NoValidCheckpoint
@@ -295,6 +296,31 @@ def test_memory_saves_a_run_whose_every_checkpoint_is_damaged(layout: RunLayout,
     choice = choose(layout, store, (Attempt(0, 1, last_step=4),), snapshots)
     assert choice.snapshot is not None and choice.snapshot.global_step == 4
     assert [each.path for each in choice.rejected] == ["checkpoints/step_00000002"]
+
+
+def test_a_snapshot_fits_up_to_its_record_and_has_room_to_grow() -> None:
+    parts, train = synthetic_plan(4000, 2000).parts, b"{}" * 100
+    table = len(records.table_of(parts))
+    for image, more in ((BLOCK, 0), (BLOCK, 1), (5 * BLOCK, 7)):
+        record = records.SnapshotRecord(memoryview(bytearray(image + table + len(train) + more + BLOCK)), image, parts)
+        assert record.fits(train + b"x" * more) and not record.fits(train + b"x" * (more + 1))
+        size = records.room(image, parts, train)
+        assert size % BLOCK == 0 and records.SnapshotRecord(memoryview(bytearray(size)), image, parts).fits(2 * train + b"x" * BLOCK)
+        assert size - (image + table + 2 * len(train) + 2 * BLOCK) in range(BLOCK)
+
+
+def test_of_two_snapshots_of_one_step_the_later_attempts_is_newer(snapshots: SnapshotPair) -> None:
+    parts, train = synthetic_plan(4000, 2000).parts, b"{}"
+    end = synthetic_plan(4000, 2000).nbytes
+    for number, (step, attempt) in enumerate(((6, 2), (6, 1))):
+        size = snapshots.make_room(number, records.room(end, parts, train))
+        memory = records.Memory(os.dup(snapshots.fds[number]), size)
+        record = records.SnapshotRecord(memory.view, end, parts)
+        record.commit(step, attempt, train)
+        memory.close()
+    assert whole(snapshots) == [(6, 2), (6, 1)] and snapshots.free() == [1]
+    snapshots.withdraw(0)
+    assert whole(snapshots) == [(6, 1)] and snapshots.free() == [0]
 
 
 def test_a_supervisor_that_has_just_begun_has_nothing_in_memory(layout: RunLayout, snapshots: SnapshotPair) -> None:

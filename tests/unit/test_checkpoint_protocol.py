@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,10 @@ from ecrl_cli.checkpoint.format.image import decode_parts, encode_parts
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.store.synthetic import synthetic_plan
 from ecrl_cli.checkpoint.writer.protocol import Channel
-from ecrl_cli.checkpoint.writer.server import Writer, WriterConnection
+from ecrl_cli.checkpoint.writer.server import UNCONFIRMED, Writer, WriterConnection
 from ecrl_cli.linux.unix_socket import connect, listen
 from ecrl_cli.records.layout import RunLayout
+from tests.open_files import open_files
 
 
 @pytest.fixture
@@ -48,6 +50,14 @@ def test_what_was_sent_before_the_end_is_still_read(ends: tuple[Channel, Channel
     left.socket.close()
     assert right.receive(wait=False) == [{"last": True}]
     assert right.receive(wait=False) is None
+
+
+def test_a_connection_that_was_reset_is_a_closed_one(ends: tuple[Channel, Channel]) -> None:
+    """As the kernel tells it where the other end closed without reading what was sent to it."""
+    left, right = ends
+    left.send({"unread": True})
+    right.socket.close()
+    assert left.receive(wait=True) is None
 
 
 def test_descriptors_come_in_the_order_of_their_messages(ends: tuple[Channel, Channel]) -> None:
@@ -109,6 +119,7 @@ def test_a_slot_is_never_granted_twice(tmp_path: Path, ends: tuple[Channel, Chan
 def test_memory_that_is_of_another_size_is_replaced(tmp_path: Path, ends: tuple[Channel, Channel]) -> None:
     """Larger or smaller: the one who saves maps as many bytes as its state has."""
     left, right = ends
+    before = open_files("/memfd:ecrl-slot")
     store = CheckpointStore(tmp_path / "checkpoints")
     with listen(tmp_path / ".writer") as listener:
         writer = Writer(RunLayout(tmp_path), store, listener)
@@ -122,6 +133,31 @@ def test_memory_that_is_of_another_size_is_replaced(tmp_path: Path, ends: tuple[
             received = os.fstat(fd := right.take_fd())
             granted[-1]["file"] = (received.st_size, received.st_ino)
             os.close(fd)
+            assert len({inode for _, _, inode in open_files("/memfd:ecrl-slot") - before}) == 1, "what was replaced is given back"
     assert [(message["nbytes"], message["file"][0]) for message in granted] == [(8192, 8192), (8192, 8192), (4096, 4096), (8192, 8192)]
     assert granted[0]["file"] == granted[1]["file"] != granted[3]["file"]
+    store.close()
+
+
+def test_draining_reads_out_connections_that_were_closed_and_refuses_what_they_left(tmp_path: Path, ends: tuple[Channel, Channel]) -> None:
+    left, right = ends
+    store, told, asked = CheckpointStore(tmp_path / "checkpoints"), list[str](), list[dict[str, object]]()
+    with listen(tmp_path / ".writer") as listener:
+        writer, client = Writer(RunLayout(tmp_path), store, listener), WriterConnection(left)
+        writer._selector.register(left.socket, selectors.EVENT_READ, client)
+        client.unconfirmed = [told.append, told.append]
+        right.send({"kind": "confirmed", "changed": "parameters.w"})
+        right.shutdown()
+        asking = WriterConnection(left)
+        asking.tell = lambda message, fd=None: asked.append(message)  # type: ignore[method-assign]
+        writer._drain(asking, {"kind": "drain"})
+        assert told == ["parameters.w was changed outside of the optimizer's step while it was copied"] * 2
+        assert left.socket not in {key.fileobj for key in writer._selector.get_map().values()}
+        client.unconfirmed = [told.append]
+        client.settle(UNCONFIRMED)
+        client.settle(UNCONFIRMED)
+        assert told[2:] == [UNCONFIRMED], "each save is settled once"
+        while not writer._jobs.empty():
+            writer._jobs.get()()
+        assert asked == [{"kind": "drained"}]
     store.close()

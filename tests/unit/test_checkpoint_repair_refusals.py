@@ -7,6 +7,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import google_crc32c
 import pytest
 from blake3 import blake3
 
+from ecrl_cli.checkpoint.format.manifest import read_manifest
 from ecrl_cli.checkpoint.format.names import CHUNK, COMMIT, MANIFEST, MODEL, TRAIN
 from ecrl_cli.checkpoint.repair import damage, record_repair
 from ecrl_cli.checkpoint.repair.damage import BitFlip
@@ -168,19 +170,34 @@ def test_a_part_that_cannot_be_read_makes_no_entry(tmp_path: Path, name: str) ->
         entry_of(tmp_path, data, file, limit)
 
 
+def entries_of(group: Path, form: Form) -> Any:
+    fs, found = PosixFs(), {}
+    for path in sorted(set(group.iterdir()) - {group / MANIFEST, group / COMMIT}):
+        fd = fs.open(path, READ)
+        found[path.name] = rebuild_entry(fs, fd, path.stat().st_size, path.name, form, 10**7)
+        fs.close(fd)
+    return found
+
+
 def rebuilt(group: Path, data: bytes) -> tuple[BitFlip, ...]:
     """What of the manifest `data` has changed, by the parts beside it."""
     right = (group / MANIFEST).read_bytes()
+    return rebuild_manifest(data, hashlib.sha256(right).hexdigest(), lambda form: entries_of(group, form))
 
-    def entries(form: Form) -> Any:
-        fs, found = PosixFs(), {}
-        for path in sorted(set(group.iterdir()) - {group / MANIFEST, group / COMMIT}):
-            fd = fs.open(path, READ)
-            found[path.name] = rebuild_entry(fs, fd, path.stat().st_size, path.name, form, 10**7)
-            fs.close(fd)
-        return found
 
-    return rebuild_manifest(data, hashlib.sha256(right).hexdigest(), entries)
+@pytest.mark.parametrize("form", [OLD, Form(2, "blake3"), Form(2, "sha256")], ids=str)
+def test_a_manifest_of_every_form_is_made_again_whose_form_is_tried_first(group: Path, form: Form) -> None:
+    now = read_manifest((group / MANIFEST).read_bytes())
+    right = replace(now, schema_version=form.version, digest=form.digest, parts=entries_of(group, form)).encoded()
+    begin, asked = right.index(b'"parts":') + len(b'"parts":'), list[Form]()
+
+    def entries(asked_for: Form) -> Any:
+        asked.append(asked_for)
+        return entries_of(group, asked_for)
+
+    inside = [begin + 40, begin + 50, begin + 300]
+    found = rebuild_manifest(flipped(right, *inside), hashlib.sha256(right).hexdigest(), entries)
+    assert found == tuple(BitFlip(place, 0) for place in inside) and asked == [form], "each form costs a pass over the parts"
 
 
 def test_a_manifest_is_made_again_from_its_parts(group: Path, monkeypatch: pytest.MonkeyPatch) -> None:

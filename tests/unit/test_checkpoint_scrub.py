@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import struct
 import threading
 from collections.abc import Callable
@@ -169,6 +170,8 @@ def fifo(folder: Path) -> None:
 POINTERS: list[tuple[str, Callable[[Path], object], str]] = [
     ("cut", lambda folder: os.truncate(folder / LATEST, 9), "latest.json is damaged"),
     ("no path", lambda folder: (folder / LATEST).write_text("{}"), "latest.json is damaged (names no path)"),
+    ("a list", lambda folder: (folder / LATEST).write_text('["path"]'), "latest.json is damaged (names no path)"),
+    ("a path that is a number", lambda folder: (folder / LATEST).write_text('{"path":20}'), "latest.json is damaged (names no path)"),
     ("deep", lambda folder: (folder / LATEST).write_text("[" * 4000), "latest.json is damaged (nested deeper"),
     ("huge", lambda folder: os.truncate(folder / LATEST, 2**40), "latest.json is damaged"),
     ("fifo", fifo, "latest.json is damaged (latest.json is not a regular file)"),
@@ -261,6 +264,15 @@ def test_half_of_a_single_file_checkpoint_is_refused(tmp_path: Path, gone: str) 
     folder = folder_of(tmp_path, 2, single=True)
     (folder / f"step_00000010{gone}").unlink()
     assert names_of(scrub(folder)) == [("step_00000020.safetensors", True), ("step_00000010.safetensors", False)]
+
+
+def test_two_forms_of_one_step_are_both_looked_at_in_one_order(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    folder, other = folder_of(tmp_path, 2), folder_of(tmp_path / "other", 1, single=True)
+    for name in ("step_00000010.json", "step_00000010.safetensors"):
+        shutil.copy(other / name, folder / name)
+    looked = names_of(scrub(folder))
+    assert looked == [("step_00000020", True), ("step_00000010.safetensors", True), ("step_00000010", True)]
 
 
 def test_hostile_entries_are_refused_and_not_followed(tmp_path: Path) -> None:

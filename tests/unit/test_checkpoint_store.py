@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,6 +116,15 @@ def test_a_damaged_checkpoint_in_the_way_is_set_aside_not_overwritten(tmp_path: 
     store.save(image(20, single=single, seed=2), 0)
     assert store.newest_valid().rejected == ()
     assert len(with_prefix(store, ".rejected_step_00000020")) == (2 if single else 1)
+
+
+def test_the_predecessor_of_a_checkpoint_is_the_newest_older_one(tmp_path: Path) -> None:
+    """Steps may be saved again behind newer ones, after a resume from an older one."""
+    with closing(store_at(tmp_path, replace(CONFIG, keep=9))) as store:
+        saved = {step: store.save(image(step), 0) for step in (20, 10, 30, 25)}
+    commits = {step: read_commit((each.path / COMMIT).read_bytes()) for step, each in saved.items()}
+    own = {step: record.self_sha256 for step, record in commits.items()}
+    assert {step: record.prev_commit_sha256 for step, record in commits.items()} == {20: None, 10: None, 30: own[20], 25: own[20]}
 
 
 def test_what_replaces_a_damaged_checkpoint_follows_the_one_before_it(tmp_path: Path) -> None:

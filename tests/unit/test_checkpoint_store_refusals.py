@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ecrl_cli.checkpoint.repair.scrub import scrub
 from ecrl_cli.checkpoint.store import catalog
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, save_and_record, submitted
 from ecrl_cli.checkpoint.store.fencing import FencingToken
@@ -228,6 +229,23 @@ def test_a_store_whose_folder_cannot_be_made_is_not_claimed(tmp_path: Path) -> N
     store = CheckpointStore(tmp_path / "checkpoints", fs=Refusing("mkdir", errno.EROFS))
     with pytest.raises(StorageError, match="EROFS"):
         store.claim(0)
+
+
+def test_a_name_that_cannot_be_looked_up_is_neither_free_nor_taken(tmp_path: Path) -> None:
+    class Unseen(PosixFs):
+        def stat(self, path: Path) -> Any:
+            if path.name.startswith(("step_", "latest")):
+                raise StorageError.of("stat", path.name, OSError(errno.EIO, "no"))
+            return super().stat(path)
+
+    store = store_at(tmp_path, fs=Unseen())
+    with pytest.raises(StorageError, match="stat: EIO at step_00000006"):
+        store.save(image(6), 0)
+    assert [path.name for path in store.root.iterdir()] == [".attempt"]
+    commit(store_at(tmp_path), 6)
+    assert scrub(store.root).pointers == ()
+    said = scrub(store.root, fs=Unseen()).pointers
+    assert [text.partition(" (")[0] for text in said] == ["latest.json is damaged", "latest_ok is damaged"] and all("EIO" in text for text in said)
 
 
 def test_a_lease_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,24 @@ def test_what_torch_wrote_is_read_bit_for_bit_without_it(path: Path) -> None:
     loaded = load_checkpoint(path).tensors
     assert loaded.keys() == STATE.keys()
     assert all(loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor) for name, tensor in STATE.items())
+
+
+def test_tensors_of_any_number_of_dimensions_are_read_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for size in range(1, 6):
+        monkeypatch.setitem(STATE, f"parameters.{size}", torch.rand(*range(2, 2 + size)))
+    with closing(store_at(tmp_path)) as store:
+        path = store.save(image(20), 0).path
+    assert layers(path) == ("", "", "", "")
+    loaded = load_checkpoint(path).tensors
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in STATE.items())
+
+
+def test_what_is_loaded_is_the_checkpoint_that_was_asked_for(path: Path) -> None:
+    sha256 = verify_checkpoint(path).commit_sha256 or ""
+    assert load_checkpoint(path, sha256).manifest.global_step == 20
+    with pytest.raises(StorageError) as caught:
+        load_checkpoint(path, "f" * 64)
+    assert caught.value.fact == f"step_00000020.pt failed at commit: is {sha256[:8]}, not ffffffff"
 
 
 def test_a_parameter_that_is_not_a_number_is_refused_though_every_hash_was_made_right(path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, MODEL, OPTIMIZER, PAGE
+from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, MODEL, OPTIMIZER, STEP_METADATA
 from ecrl_cli.checkpoint.repair import scrub
 from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.checkpoint.store.store import StoreConfig
@@ -54,7 +54,7 @@ def test_a_sound_folder_is_valid_line_by_line(folder: Path, capsys: pytest.Captu
 
 def test_what_another_checkpointer_wrote_is_no_damage_and_not_looked_at(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "step_00000040").mkdir()
-    (folder / "step_00000040" / PAGE).write_text("{}")
+    (folder / "step_00000040" / STEP_METADATA).write_text("{}")
     assert main(["verify", str(folder)]) == 2
     assert "another checkpointer wrote" in capsys.readouterr().err
 

@@ -19,7 +19,6 @@ import pytest
 from ecrl_cli.cli import submission, submitit_job
 from ecrl_cli.cli.arguments import Arguments, parse
 from ecrl_cli.cli.compose import ComposedRun
-from ecrl_cli.cli.launcher_settings import overrides_for_hydra
 from ecrl_cli.cli.main import main
 from ecrl_cli.cli.prepare import TrainPlan
 from ecrl_cli.cli.submission import queued, remember
@@ -50,7 +49,7 @@ def refused(*words: str) -> ConfigError:
 def engine(*words: str) -> list[str]:
     arguments: Arguments = parse(["dataset=digits", *words])
     assert [override.key_or_group for override in arguments.overrides] == ["dataset"]
-    return overrides_for_hydra(arguments.engine)
+    return arguments.launcher.for_hydra()
 
 
 def test_the_two_engines_and_their_settings_are_kept_apart_from_what_describes_runs() -> None:
@@ -69,6 +68,11 @@ def test_the_two_engines_and_their_settings_are_kept_apart_from_what_describes_r
         ["hydra/launcher=joblib"],
         ["hydra/launcher=submitit_local,submitit_slurm"],
         ["hydra.launcher.partition=all"],
+        ["hydra.launcher.n_jobs=0"],
+        ["hydra.launcher.n_jobs=two"],
+        ["hydra.launcher.n_jobs=1.5"],
+        ["hydra.launcher.n_jobs=1,2"],
+        [SLURM, "hydra.launcher.n_jobs=2"],
         [SLURM, "hydra.launcher.partition=a,b"],
         [SLURM, "hydra.launcher.setup=[reboot]"],
         [SLURM, "hydra.launcher._target_=os.system"],

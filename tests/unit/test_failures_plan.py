@@ -278,9 +278,15 @@ def lossy(*entries: str, spares: int = 0, batch: int = 64, failure: FailureConfi
     return replace(plain, supervision=SupervisionConfig(launcher="zygote", spares=spares))
 
 
+def redistributed(*entries: str) -> RunConfig:
+    return replace(lossy(*entries), recovery=RecoveryConfig("redistribute"), elastic=ElasticConfig(replicas=8))
+
+
 @pytest.mark.parametrize(
     ("config", "says"),
     [
+        (redistributed("kill@40:1", "kill@50:2"), None),
+        (redistributed("kill@40:1", "kill@50:3"), "failure 2 is injected into rank 3, and only 3 ranks are left at step 50"),
         (lossy("kill@40:1"), "global_batch: 64 is not divisible by the 3 ranks that failure 1 leaves; use a multiple of 12, or supervision.spares=1"),
         (lossy("kill@40:1", "kill@50:1", batch=16 * 3), None),
         (lossy("kill@40:1+2"), None),

@@ -11,7 +11,7 @@ import pytest
 
 from ecrl_cli.history.lineage import Lineage, Segment, lineage, same_sized
 from ecrl_cli.history.load import RunRecords, load
-from ecrl_cli.history.membership import first_loss, lost_samples
+from ecrl_cli.history.membership import first_loss, lost_samples, membership_history
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
@@ -21,7 +21,7 @@ from tests.contract.test_verify_whistle import found
 from tests.runs.builder import build_blk, build_ref
 from tests.runs.spoil import append, edit_json, edit_lines
 from tests.runs.spoilt import TRAJECTORY
-from tests.runs.survived import LOSSY, Death, SurvivedBuilder, build_lossy, build_rollback, build_spared
+from tests.runs.survived import LOSSY, Death, SurvivedBuilder, build_lossy, build_redistributed, build_rollback, build_skipped, build_spared
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,19 @@ def test_the_committed_sequence_goes_through_those_who_outlived_others(recorded:
     assert [(s.attempt, s.after, s.until) for s in lineage(run(recorded, "rollback")).segments] == [(0, 0, 8), (1, 8, 15), (2, 15, 24)]
     assert [(s.attempt, s.world_size, s.until) for s in lineage(run(recorded, "lossy")).segments] == [(0, 4, 9), (1, 2, 24)]
     assert all(lineage(run(recorded, name)).whole for name in ("rollback", "lossy", "spared"))
+
+
+def test_with_replicas_the_number_of_ranks_is_no_part_of_what_a_step_depends_on(recorded: Path, tmp_path: Path) -> None:
+    """So that a step done again by fewer is held against its first pass."""
+    assert set(membership_history(load(build_redistributed(tmp_path))).values()) == {()}
+    assert len(set(membership_history(run(recorded, "lossy")).values())) == 2
+
+
+def test_what_was_spent_on_a_step_that_was_dropped_is_no_work_from_the_death_on(tmp_path: Path) -> None:
+    records = load(build_skipped(tmp_path))
+    died = {fired.at_step: fired.at for fired in records.fired}
+    late = [piece for piece in timeline(records).pieces if piece.start >= died.get(piece.step, piece.end)]
+    assert sorted(died) == [9, 10] and late == []
 
 
 def test_chains_begin_anew_with_the_last_survivors(recorded: Path) -> None:

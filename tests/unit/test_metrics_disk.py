@@ -96,6 +96,17 @@ def test_blanks_and_backslashes_of_a_mount_point_are_octal(written: str, plain: 
     assert _plain(written) == plain
 
 
+def test_of_two_file_systems_at_one_point_the_last_mounted_is_seen(machine: Path) -> None:
+    lies_on(machine, "sda/sda1")
+    with (machine / "mounts").open("a") as mounts:
+        mounts.write(
+            f"3 2 0:9 / {machine} rw - xfs /dev/later rw\n4 1 0:9 / {machine}-beside rw - ext4 /dev/beside rw\n5 1 8:1 / / rw - ext4 /dev/other rw\n"
+        )
+    assert disks._mount(machine) == ("xfs", "/dev/later")
+    (machine / "mounts").write_text(f"2 1 0:9 / {machine}-beside rw - ext4 /dev/beside rw\n")
+    assert disks._mount(machine) == ("an unknown file system", "")
+
+
 def test_rates_are_differences_by_time() -> None:
     (first, second) = rates([line(10.0), line(10.5, 20), line(12.5, 24)])
     assert (first.start, first.end, first.tps, first.written, first.busy) == (10.0, 10.5, 40, 40_000, 0.4)

@@ -15,12 +15,12 @@ from ecrl_cli.history.lineage import lineage
 from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.metrics.cache import differences
-from ecrl_cli.metrics.checkpoints import account, snapshots
+from ecrl_cli.metrics.checkpoints import SaveLatency, account, save_latency, snapshots
 from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.metrics.document import goodput_published_clock, metrics_document
 from ecrl_cli.metrics.gates import quality_gates
 from ecrl_cli.metrics.recoveries import RESTART_COSTS, recoveries, restarts
-from ecrl_cli.records.events import CATEGORIES, Span
+from ecrl_cli.records.events import CATEGORIES, CheckpointLine, Span
 from ecrl_cli.records.journal import Lines
 from tests.runs.builder import build_blk, build_ref, flip
 from tests.runs.spoil import append, edit_json, edit_lines, line_at, without
@@ -232,7 +232,8 @@ def test_snapshots_are_counted_by_themselves_and_priced_by_rank_0s_own_account(t
     found = load(build_blk(tmp_path))
     checkpoint = replace(found.stored.config.checkpoint, strategy="in_memory")
     taken = replace(found, stored=replace(found.stored, config=replace(found.stored.config, checkpoint=checkpoint)))
-    spent = [("compute", 0, 4, 5), ("sync", 4, 5, 5), ("snapshot", 5, 7, 5), ("sync", 7, 9, 6), ("snapshot", 9, 20, 6), ("snapshot", 20, 23, 7)]
+    spent = [("compute", 0, 4, 5), ("sync", 4, 5, 5), ("snapshot", 5, 7, 5), ("sync", 7, 9, 6), ("snapshot", 9, 20, 6), ("snapshot", 20, 22, 7)]
+    spent += [("compute", 22, 30, 7), ("snapshot", 30, 31, 7)]  # a copy in two pieces
     spans = Lines(tuple(Span(category, start, end, 0, step) for category, start, end, step in spent), (), 0)
     taken = replace(taken, attempt_logs=(replace(taken.attempt_logs[0], spans=spans),))
     assert any(line.global_step == 6 for line in taken.attempt_logs[0].checkpoints.events)
@@ -316,3 +317,16 @@ def test_ends_at_different_steps_are_not_compared(tmp_path: Path) -> None:
     assert last.final is not None
     early = replace(ref, attempt_logs=(replace(last, final=replace(last.final, global_step=23)),))
     assert divergence_document(run, early)["final_equal"] is None
+
+
+def test_the_latency_of_a_save_is_a_share_of_the_time_between_two() -> None:
+    def line(event: str, step: int, at: float, attempt: int = 0, reason: str | None = None) -> CheckpointLine:
+        return CheckpointLine(event, step, attempt, at, at, reason=reason)
+
+    first = [line("submitted", 10, 100.0), line("committed", 10, 103.0), line("submitted", 20, 110.0), line("committed", 20, 115.0)]
+    found = save_latency(first)
+    assert (found.latency_s, found.interval_s, found.share) == (4.0, 10.0, 0.4)
+    second = [line("submitted", 30, 900.0, attempt=1), line("lost", 30, 901.0, attempt=1), line("submitted", 40, 920.0, attempt=1)]
+    assert save_latency([*first, *second]).interval_s == 15.0, "a restart between two checkpoints is no interval"
+    late = [line("submitted", 10, 100.0), line("committed", 10, 500.0, reason="found after the death of who wrote it")]
+    assert save_latency(late) == SaveLatency(None, None) and save_latency(late).share is None

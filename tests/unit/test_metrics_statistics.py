@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ecrl_cli.metrics.bootstrap import RESAMPLES, SEED, bca
 from ecrl_cli.metrics.overlap import RunCosts, overlap
-from ecrl_cli.metrics.statistics import clopper_pearson, paired, prediction, ratio_of_means, signs, summary, wilson
+from ecrl_cli.metrics.statistics import RESAMPLES, SEED, bca, clopper_pearson, paired, prediction, ratio_of_means, signs, summary, wilson
 
 # Table 6 of the published matrix: goodput of blocking and overlapped in its eight suites, and the gain that it prints for each.
 BLOCKING = (7.5360, 8.3523, 12.0825, 8.4278, 7.5410, 11.8239, 12.3472, 13.6529)

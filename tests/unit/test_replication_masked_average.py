@@ -70,3 +70,4 @@ def test_with_nobody_active_everything_stays_as_it_is() -> None:
 def test_real_processes_leave_and_come_back_within_a_mini_batch(tmp_path: Path) -> None:
     found = dormant_arm(tmp_path / "dormant", averages=8)
     assert (found["same"], found["counted"], found["rounds"]) == (True, [RANKS, RANKS - 1, RANKS - 1, RANKS], 2)
+    assert found["losses"][1] < found["losses"][0], "they train"

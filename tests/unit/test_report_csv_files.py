@@ -46,6 +46,8 @@ def test_every_number_of_runs_csv_is_the_recorded_one(tmp_path: Path) -> None:
         assert {key: float(row[f"seconds_{key}"]) for key in said["seconds"]} == said["seconds"]
         assert {key: float(row[f"checkpoint_{key}"]) for key in said["checkpoints"]} == said["checkpoints"]
         assert row["verdict"] == "valid" and row["final_parameters_digest"] == said["final"]["parameters_digest"]
+    latency, interval = (float(found["ovl"][f"save_{key}_s"]) for key in ("latency", "interval"))
+    assert latency == pytest.approx(0.12) and interval > 0.5 and float(found["ovl"]["save_latency_share"]) == latency / interval
     blk, ref = float(found["blk"]["goodput"]), float(found["ref"]["goodput"])
     assert float(found["blk"]["goodput_vs_ref"]) == pytest.approx(blk / ref - 1, rel=1e-12)
     assert found["ref"]["goodput_vs_ref"] == "" and found["clean"]["stall_per_checkpoint_s"] == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.text.claims import claims, noise, sentences, winner
-from ecrl_cli.report.text.summary import summarize
+from ecrl_cli.report.text.summary import pooled_over, summarize
 from tests.unit.report_runs import SEEDS, Plan, arms, compared, edit, full_plans, full_sweep, judged, make_run, make_sweep, timed
 
 
@@ -30,19 +31,26 @@ def walls(folder: Path, overlapped: tuple[float, float, float], names: tuple[str
     return compared(folder)
 
 
+def whole(shown: Comparison) -> str:
+    """Every claim with its statistics."""
+    return " ".join(each.whole for each in sentences(shown))
+
+
 def test_a_clear_winner_is_named_with_its_numbers(clear: Comparison) -> None:
     said = summarize(clear)
     assert said.headline == "Overlapped beats blocking: goodput of ovl is +25.0% against blk. Every recovery was judged valid" and said.tone == "good"
     (first, *_) = sentences(clear)
-    assert first.startswith(
-        "Overlapped wins: goodput of ovl against blk is +25.0% (mean of ratios, identical in all pairs, 6 pairs of 2 suites and 3 seeds;"
+    assert first.text == "ovl beats blk: +25.0% goodput, seen in six pairs of two suites together."
+    assert first.statistics.startswith(
+        "Goodput of ovl against blk: +25.0% (mean of ratios, identical in all pairs, 6 pairs of 2 suites and 3 seeds; ratio of means +25.0%;"
     )
-    assert "ratio of means +25.0%; 6 up, 0 down; on the published clock +25.0%), scale smoke; above the noise floor of 1.2%." in first
+    assert first.statistics.endswith("6 up, 0 down; on the published clock +25.0%), scale smoke; above the noise floor of 1.2%.")
 
 
 def test_a_slower_overlap_loses(tmp_path: Path) -> None:
     shown = walls(tmp_path, (25.0, 25.1, 24.9))
-    assert winner(shown).startswith("Blocking beats overlapped: goodput of ovl is -20.0%") and sentences(shown)[0].startswith("Blocking wins: ")
+    assert winner(shown).startswith("Blocking beats overlapped: goodput of ovl is -20.0%")
+    assert sentences(shown)[0].text == "blk beats ovl: ovl has -20.0% goodput, seen in three pairs."
 
 
 @pytest.mark.parametrize(
@@ -55,40 +63,47 @@ def test_a_slower_overlap_loses(tmp_path: Path) -> None:
 def test_no_winner_within_the_noise_or_around_zero(tmp_path: Path, overlapped: tuple[float, float, float], why: str) -> None:
     shown = walls(tmp_path, overlapped)
     assert winner(shown) == "Overlapped and blocking are not statistically distinguishable"
-    assert sentences(shown)[0].startswith("Overlapped and blocking are not statistically distinguishable: ") and sentences(shown)[0].endswith(
+    assert sentences(shown)[0].text == "ovl and blk: no difference that three pairs could show." and sentences(shown)[0].statistics.endswith(
         f"{why}."
     )
-    assert "wins" not in " ".join(summarize(shown).sentences) and "beats" not in summarize(shown).headline
+    assert "beats" not in " ".join(summarize(shown).sentences) and "beats" not in summarize(shown).headline
 
 
 def test_without_an_a_a_arm_the_answer_says_so(tmp_path: Path) -> None:
     shown = walls(tmp_path, (16.0, 16.1, 16.2), names=("ref", "blk", "ovl"))
-    assert "Overlapped wins" in sentences(shown)[0] and "no A/A arm: add variant=...,ref2" in sentences(shown)[0]
-    assert noise(shown) == "How far equal runs lie apart here was not measured: add variant=...,ref2."
+    first = sentences(shown)[0]
+    assert first.text.startswith("ovl beats blk: ") and "no A/A arm: add variant=...,ref2" in first.statistics
+    floor = noise(shown)
+    assert floor and floor.whole == "How far equal runs lie apart here was not measured: add variant=...,ref2."
 
 
 def test_without_clean_the_price_of_checkpoints_is_unknown(tmp_path: Path, clear: Comparison) -> None:
     shown = walls(tmp_path, (16.0, 16.1, 16.2))
-    assert any("was not measured: ref saves too, in blocking mode" in sentence for sentence in sentences(shown))
-    (priced,) = [sentence for sentence in sentences(clear) if sentence.startswith("Checkpoints alone")]
-    assert priced.startswith("Checkpoints alone cost goodput: ref against clean -20.0%")
+    assert any("was not measured: ref saves too, in blocking mode" in each.text for each in sentences(shown))
+    (priced,) = [each for each in sentences(clear) if each.text.startswith("Checkpoints alone")]
+    assert priced.text == "Checkpoints alone cost 20.0% of goodput (ref against clean, seen in six pairs of two suites together)."
+    assert priced.statistics.startswith("Goodput of ref against clean: -20.0% (mean of ratios,")
 
 
 def test_failures_have_a_price_and_the_noise_a_size(clear: Comparison) -> None:
-    text = " ".join(sentences(clear))
-    assert "Failures alone cost goodput: blk against ref -50.0%" in text
-    assert "Failures and overlapping together cost goodput: ovl against ref -37.5%" in text
-    assert "A restart takes" in text and "(24 restarts, scale smoke)" in text
-    assert "of stall that ovl saves against blk in a run" in text and "come back as wall time, scale smoke." in text
-    assert re.search(r"Of [0-9.]+ m?s \(all identical\) of stall that ovl saves .*, [0-9.]+ s \(95% .* to .*\) \([0-9.]+%, BCa .*\) come back", text)
-    assert noise(clear).startswith(
+    text = whole(clear)
+    assert "Failures alone cost 50.0% of goodput (blk against ref, seen in six pairs" in text
+    assert "Failures and overlapping together cost 37.5% of goodput (ovl against ref" in text
+    assert re.search(r"A restart takes [0-9.]+ s on average\. Mean over 24 restarts, 95% .* to .*, scale smoke\.", text)
+    assert re.search(r"Of [0-9.]+ m?s of stall that ovl saves against blk in a run, [0-9.]+ s come back as wall time\.", text)
+    assert re.search(
+        r"Stall saved [0-9.]+ m?s \(all identical\), wall time saved [0-9.]+ s \(95% .* to .*\) \([0-9.]+%, BCa .*\), scale smoke\.", text
+    )
+    floor = noise(clear)
+    assert floor and floor.text == "Equal runs lie up to 1.0% apart here: smaller differences mean nothing."
+    assert floor.statistics.startswith(
         "The noise floor: ref2 and ref differ by up to 1.0% in goodput (6 pairs, 6 of 6 ended bit for bit alike) and equal runs"
     )
 
 
 def test_wall_time_that_may_be_none_is_not_called_saved(tmp_path: Path) -> None:
-    text = " ".join(sentences(walls(tmp_path, (16.0, 20.5, 24.0))))
-    assert "of wall time come back: not statistically distinguishable from zero, scale smoke." in text and "come back as wall time" not in text
+    text = whole(walls(tmp_path, (16.0, 20.5, 24.0)))
+    assert "nothing comes back as wall time that three pairs could show." in text and "come back as wall time" not in text
 
 
 def crossed(folder: Path) -> Comparison:
@@ -108,9 +123,9 @@ def crossed(folder: Path) -> Comparison:
 def test_no_pooled_winner_hides_that_the_suites_disagree(tmp_path: Path) -> None:
     shown = crossed(tmp_path)
     assert winner(shown) == "Of 2 suites overlapped wins in 1, blocking in 1; 0 are not statistically distinguishable"
-    text = " ".join(sentences(shown))
-    assert "Overlapped wins: goodput of ovl against blk in one is +25.0%" in text
-    assert "Blocking wins: goodput of ovl against blk in two is -20.0%" in text
+    text = whole(shown)
+    assert "ovl beats blk in one: +25.0% goodput, seen in three pairs." in text and "Goodput of ovl against blk in one: +25.0%" in text
+    assert "blk beats ovl in two: ovl has -20.0% goodput" in text
 
 
 def test_suites_of_two_machines_have_an_answer_each(tmp_path: Path) -> None:
@@ -121,7 +136,7 @@ def test_suites_of_two_machines_have_an_answer_each(tmp_path: Path) -> None:
     assert winner(shown) == "Of 2 suites overlapped wins in 2, blocking in 0; 0 are not statistically distinguishable"
     text = " ".join(summarize(shown).sentences)
     assert "The suites are not pooled: two has another cpu than one." in text and "A restart in two takes " in text
-    assert not any("6 pairs" in sentence for sentence in sentences(shown))
+    assert "6 pairs" not in whole(shown)
 
 
 def test_one_seed_has_no_winner(tmp_path: Path) -> None:
@@ -130,7 +145,7 @@ def test_one_seed_has_no_winner(tmp_path: Path) -> None:
     said = summarize(shown)
     assert winner(shown) == "" and said.headline == "Every recovery was judged valid"
     assert any(sentence.startswith("Goodput of ovl is ") and sentence.endswith("above blk, scale smoke.") for sentence in said.sentences)
-    assert not any("wins" in sentence for sentence in said.sentences)
+    assert not any("beats" in sentence for sentence in said.sentences)
 
 
 def test_what_failed_a_gate_has_no_winner(tmp_path: Path) -> None:
@@ -138,7 +153,7 @@ def test_what_failed_a_gate_has_no_winner(tmp_path: Path) -> None:
     make_sweep(tmp_path, made)
     said = summarize(compared(tmp_path))
     assert said.tone == "bad" and "broke a promise" in said.headline
-    assert not any("wins" in sentence or "distinguishable" in sentence for sentence in said.sentences)
+    assert not any("beats" in sentence or "could show" in sentence for sentence in said.sentences)
 
 
 def test_many_settings_are_counted(tmp_path: Path) -> None:
@@ -151,7 +166,7 @@ def test_many_settings_are_counted(tmp_path: Path) -> None:
     shown = compared(tmp_path)
     assert len(claims(shown, "ovl", "blk")) == 4
     assert winner(shown) == "Of 4 settings overlapped wins in 3, blocking in 1; 0 are not statistically distinguishable"
-    assert "from -16.7% (ovl checkpoint.every=12) to +25.0% (ovl checkpoint.every=" in sentences(shown)[0]
+    assert "from -16.7% (ovl checkpoint.every=12) to +25.0% (ovl checkpoint.every=" in sentences(shown)[0].statistics
 
 
 def test_a_recovery_that_was_held_against_nothing_is_not_called_valid(tmp_path: Path) -> None:
@@ -166,3 +181,17 @@ def test_a_recovery_that_was_held_against_nothing_is_not_called_valid(tmp_path: 
     assert "Every run was judged valid, the trajectory of 3 of 6 recovered runs was not checked" in said.headline
     told = [sentence for sentence in said.sentences if "not checked, because nothing could be held against" in sentence]
     assert told and " 3 promises not checked" in told[0], said.sentences
+
+
+def test_start_up_is_named_where_it_is_most_of_the_time(tmp_path: Path) -> None:
+    make_sweep(tmp_path / "short", arms(steps=12))
+    make_sweep(tmp_path / "long", arms(steps=200))
+    said = [sentence for sentence in summarize(compared(tmp_path / "short")).sentences if sentence.startswith("Most of the time is start-up: ")]
+    assert len(said) == 1 and re.search(r"\d\d\.\d% of clean", said[0])
+    assert not any("start-up" in sentence for sentence in summarize(compared(tmp_path / "long")).sentences)
+
+
+def test_what_pools_different_models_says_so(tmp_path: Path, clear: Comparison) -> None:
+    assert pooled_over(clear) == ""
+    make_sweep(tmp_path, [*full_plans("one"), *(replace(plan, model="vit") for plan in full_plans("two"))])
+    assert pooled_over(compared(tmp_path)).startswith("Numbers over all suites pool different models (small_cnn, vit); each suite")

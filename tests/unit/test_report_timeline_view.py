@@ -78,5 +78,5 @@ def test_ticks_are_few_and_within(longest: float) -> None:
 
 
 def test_every_category_has_a_colour_of_its_own() -> None:
-    assert len({c.light for c in CATEGORY_COLOURS.values()}) == len(CATEGORY_COLOURS) == 16
+    assert len({c.light for c in CATEGORY_COLOURS.values()}) == len(CATEGORY_COLOURS) == 17
     assert len({c.light for c in ALL}) == len({c.name for c in ALL}) == len(ALL)

@@ -151,9 +151,10 @@ def test_a_run_that_lies_elsewhere_is_judged_among_its_neighbours_here(tmp_path:
 
 @pytest.mark.parametrize("target", [12, 48])
 def test_the_target_of_a_run_is_not_changed_and_the_line_says_why(tmp_path: Path, target: int) -> None:
-    """Neither raised nor lowered: each step's learning rate follows from it."""
+    """Neither lowered, nor raised before it was reached: each step's learning rate follows from it."""
     run = RunBuilder(tmp_path / "ref", config_of("ref")).build()
+    run.supervisor.write_text(run.supervisor.read_text().replace('"completed"', '"stopped"'))
     run.root.chmod(0o755)
     with pytest.raises(RunDirectoryError) as refused:
         check_run_dir(plan_run(replace(config_of("ref"), target_steps=target), run.root))
-    assert f"(target_steps 24 there and {target} here); a run keeps its target, over which its learning rate falls" in refused.value.line()
+    assert f"(target_steps 24 there and {target} here); a run keeps its target until it has reached it" in refused.value.line()

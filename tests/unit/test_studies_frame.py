@@ -23,9 +23,8 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.studies.frame import registry
 from ecrl_cli.studies.frame.child import JsonProgram
-from ecrl_cli.studies.frame.pool import results
 from ecrl_cli.studies.frame.result import Findings, proportion, upper_bound
-from ecrl_cli.studies.frame.runner import check_folder, replay, run_study
+from ecrl_cli.studies.frame.runner import check_folder, replay, results, run_study
 from ecrl_cli.studies.frame.study import Record, Skip, StudyContext, Trial
 
 CONFIG = StudyConfig(WriteLatency(), seed=5, workers=1)
@@ -64,8 +63,7 @@ class Toy:
 def toy(monkeypatch: pytest.MonkeyPatch) -> type[Toy]:
     made = type("MyToy", (Toy,), {"ran": []})
     monkeypatch.setattr(registry, "make_study", made)
-    for module in ("runner", "pool"):
-        monkeypatch.setattr(f"ecrl_cli.studies.frame.{module}.make_study", made)
+    monkeypatch.setattr("ecrl_cli.studies.frame.runner.make_study", made)
     return made
 
 
@@ -153,7 +151,7 @@ def die(trial: Trial) -> None:
 
 
 def test_a_worker_that_dies_is_an_error_of_one_line(tmp_path: Path, toy: type[Toy], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ecrl_cli.studies.frame.pool._work", die)
+    monkeypatch.setattr("ecrl_cli.studies.frame.runner._work", die)
     study = toy(StudyContext(CONFIG, tmp_path))
     with pytest.raises(EcrlError, match="a worker process has died"):
         list(results(replace(CONFIG, study=Corruption(), workers=2), tmp_path, study, study.plan(), say=lambda line: None))

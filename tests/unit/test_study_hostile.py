@@ -13,7 +13,7 @@ import pytest
 
 from ecrl_cli.checkpoint.format.canonical_json import parse
 from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
-from ecrl_cli.cli.compose import user_folders
+from ecrl_cli.config.conf_paths import user_folders
 from ecrl_cli.config.studies import Hostile
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import ConfigError, RecordError, StorageError

@@ -133,7 +133,7 @@ def test_an_average_is_the_sum_in_the_workers_order_by_the_divisor() -> None:
 def test_exact_recoveries_end_where_the_run_without_a_failure_ends_and_the_others_do_not(sim: SimulatedRun, name: str, percent: int) -> None:
     digest, _ = without_failure(sim)
     RECOVER[name](sim, Failure(FAILING, percent, (1, 3)))
-    exact = name in EXACT or (name == "immediate_rollback" and percent == 0)
+    exact = name in EXACT or (name == "half_updated_rollback" and percent == 0)
     assert (sim.trainee.digest() == digest) is exact
     assert sim.done == FAILING and sim.kept
     windows = {step: sim.samples.window(step) for step in range(1, FAILING + 1)}
@@ -145,7 +145,7 @@ def test_a_rollback_that_leaves_the_buffers_is_not_exact_even_in_forward(sim: Si
     """Contradiction C-36: forward is not read-only where there is BatchNorm."""
     digest, _ = without_failure(sim)
     sim.corrections = Corrections(buffers=False)
-    RECOVER["immediate_rollback"](sim, Failure(FAILING, 0))
+    RECOVER["half_updated_rollback"](sim, Failure(FAILING, 0))
     assert (sim.trainee.digest() == digest) is not bool(sim.trainee.buffers)
 
 
@@ -175,7 +175,7 @@ def test_survivors_average_among_themselves_and_lose_the_dead_ones_samples(sim: 
 def test_what_a_rollback_repeats_and_a_skip_loses_is_on_record(sim: SimulatedRun) -> None:
     _, before = without_failure(sim)
     places, names = sim.places(75), [sim.trainee.names[index] for index in sim.workers.order]
-    for name, effect, layers in (("immediate_rollback", REPEATED, names[:places]), ("skip", LOST, names[places:])):
+    for name, effect, layers in (("half_updated_rollback", REPEATED, names[:places]), ("skip", LOST, names[places:])):
         sim.trainee.restore(before)
         sim.undo_behind(FAILING - 1)
         sim.lost_samples.clear()
@@ -194,7 +194,7 @@ def test_who_restarts_replays_from_the_beginning_of_the_epoch(sim: SimulatedRun)
 def test_a_failure_in_backward_always_comes_between_two_gradients(sim: SimulatedRun, percent: int) -> None:
     """One percent of ten tensors is none, 99 are all: neither would be a failure in backward."""
     digest, _ = without_failure(sim)
-    RECOVER["immediate_rollback"](sim, Failure(FAILING, percent))
+    RECOVER["half_updated_rollback"](sim, Failure(FAILING, percent))
     assert sim.trainee.digest() != digest and 0 < sim.places(percent) < len(sim.workers.order)
     assert sim.places(0) == 0
 
@@ -224,7 +224,7 @@ def test_what_survivors_leave_out_is_measured_against_everybody(sim: SimulatedRu
 def test_the_model_adds_up_what_a_strategy_does() -> None:
     parts = MiniBatch(whole_s=10.0, forward_s=4.0, copy_s=1.0)
     assert [parts.begun_s(percent) for percent in (0, 50)] == [4.0, 7.0]
-    expected = {"checkpoint_restart": 30.0, "immediate_rollback": 18.0, "consistent_rollback": 19.0, "lossy_forward": 10.0, "skip": 7.0}
+    expected = {"checkpoint_restart": 30.0, "half_updated_rollback": 18.0, "consistent_rollback": 19.0, "lossy_forward": 10.0, "skip": 7.0}
     assert {name: predicted_s(name, 50, 3, parts) for name in RECOVER} == expected
 
 
@@ -274,7 +274,7 @@ def test_the_plan_has_every_cell_and_fewer_survivors_are_among_the_more() -> Non
     assert len(set(plan)) == len(plan)
     usual = [cell for cell in plan if not cell.flipped]
     assert {(c.percent, c.survivors) for c in usual if c.strategy == "lossy_forward"} == {(p, s) for p in (25, 50, 75) for s in (2, 3, 4, 5, 6)}
-    assert {c.percent for c in usual if c.strategy == "immediate_rollback"} == {0, 25, 50, 75}
+    assert {c.percent for c in usual if c.strategy == "half_updated_rollback"} == {0, 25, 50, 75}
     assert {c.percent for c in usual if c.strategy == "skip"} == {25, 50, 75}
     for casualties in ("drawn", "last", "first"):
         config = MiniBatchFailure(casualties=casualties)
@@ -399,7 +399,7 @@ def _as_baseline(wanted: Cell) -> Callable[[list[Record]], None]:
     return lambda records: cell(records, wanted).update(digest=baseline(records))
 
 
-ROLLBACK, FORWARD = Cell("immediate_rollback", 25), Cell("lossy_forward", 25, 2)
+ROLLBACK, FORWARD = Cell("half_updated_rollback", 25), Cell("lossy_forward", 25, 2)
 
 
 @pytest.mark.parametrize(
@@ -412,13 +412,14 @@ ROLLBACK, FORWARD = Cell("immediate_rollback", 25), Cell("lossy_forward", 25, 2)
         ("exact", _put(Cell("consistent_rollback", 25), digest="0")),
         ("exact", _put(Cell("checkpoint_restart", 75), digest="0")),
         ("inexact", _as_baseline(FORWARD)),
-        ("forward", _put(Cell("immediate_rollback", 0), digest="0")),
-        ("forward is not read-only", _as_baseline(Cell("immediate_rollback", 0, flipped="buffers"))),
+        ("forward", _put(Cell("half_updated_rollback", 0), digest="0")),
+        ("forward is not read-only", _as_baseline(Cell("half_updated_rollback", 0, flipped="buffers"))),
         ("ledger", _put(FORWARD, unaccounted=["step 2: 1 samples"])),
         ("ledger, planted", _put(FORWARD, blind=True)),
         ("long run, ledger", _long(unaccounted=["step 2: 1 samples"])),
         ("long run, exact", _long(same=False)),
         ("dormant", lambda records: records.append(dormant(same=False))),
+        ("dormant, trained", lambda records: records.append(dormant(losses=[1.0, 1.0]))),
         ("dormant, planned", lambda records: records.append(dormant(counted=[4, 4, 3, 4]))),
     ],
 )
@@ -431,16 +432,17 @@ def test_every_gate_can_fail(ran: tuple[int, Path], gate: str, spoil: Callable[[
 
 def dormant(**values: Any) -> Record:
     seconds = {name: [0.1, 0.2] for name in ("all", "dormant", "leave", "rebuild", "return")}
-    return Record("dormant", {"kind": "dormant"}, {"same": True, "counted": [4, 3, 3, 4], "rounds": 2, "seconds": seconds, **values}, 1.0)
+    found = {"same": True, "counted": [4, 3, 3, 4], "rounds": 2, "losses": [2.0, 1.0], "seconds": seconds}
+    return Record("dormant", {"kind": "dormant"}, found | values, 1.0)
 
 
 def test_a_dormant_arm_in_order_passes_and_is_told(ran: tuple[int, Path]) -> None:
     found = findings(CONFIG, [*records_of(ran), dormant()])
-    assert all(gate.passed for gate in found.gates) and {"dormant", "dormant, planned"} <= {gate.name for gate in found.gates}
+    assert all(gate.passed for gate in found.gates) and {"dormant", "dormant, planned", "dormant, trained"} <= {gate.name for gate in found.gates}
     assert any("as a dormant worker without a call" in note for note in found.notes)
 
 
 def test_who_contributes_to_what_is_part_of_the_state() -> None:
     assert due(Cell("checkpoint_restart", 50), 8) == due(Cell("consistent_rollback", 0), 8) == [8]
-    assert (due(Cell("immediate_rollback", 50), 8), due(Cell("immediate_rollback", 0), 8)) == ([8, 8], [8])
+    assert (due(Cell("half_updated_rollback", 50), 8), due(Cell("half_updated_rollback", 0), 8)) == ([8, 8], [8])
     assert (due(Cell("lossy_forward", 50, 3), 8), due(Cell("lossy_forward", 0, 3), 8), due(Cell("skip", 50), 8)) == ([8, 3], [3], [8])

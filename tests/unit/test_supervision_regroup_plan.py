@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ecrl_cli.config.schema import RecoveryConfig, RunConfig, SupervisionConfig
+from ecrl_cli.config.schema import ElasticConfig, RecoveryConfig, RunConfig, SupervisionConfig
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.supervision.in_place.regroup_plan import RegroupPlan, describe, plan_regroup, steps_of
 
@@ -28,6 +30,7 @@ def left(*ranks: int, step: int = 40) -> dict[int, int]:
         ("immediate_rollback", (1, 2, 3), 1, (0, 1, 2, 3), (0,), "survivors"),
         ("immediate_rollback", (2,), 3, (0, 1, 2, 3), (0, 1, 3), "survivors"),
         ("checkpoint_restart", (0, 1, 2), 2, (0, 1, 2, 3), (3,), ""),
+        ("skip", (0, 3), 0, (0, 3), (), "survivors"),
     ],
 )
 def test_survivors_keep_their_order_and_spares_take_the_places_of_the_dead(
@@ -41,6 +44,7 @@ def test_survivors_keep_their_order_and_spares_take_the_places_of_the_dead(
     [
         ("lossy_forward", {}, 3, 60, "nobody outlived it"),
         ("lossy_forward", left(0, 1, 2), 0, 64, "3 ranks cannot share global_batch 64 equally"),
+        ("skip", left(0, 1, 2), 0, 64, "3 ranks cannot share global_batch 64 equally"),
         ("lossy_forward", {0: 40, 1: 41}, 0, 60, "the survivors left behind different steps (rank 0: 40, rank 1: 41)"),
         ("immediate_rollback", left(0, 1), 1, 60, "2 died and 1 spare stood by"),
         ("checkpoint_restart", left(0, 1, 2), 0, 60, "1 died and 0 spares stood by"),
@@ -51,6 +55,12 @@ def test_where_nobody_can_go_on_it_is_said_why(recovery: str, survivors: dict[in
     assert not going
     assert going.because == because
     assert describe("rank 3 was killed by signal 9", 4, going) == f"rank 3 was killed by signal 9; all begin anew: {because}"
+
+
+def test_fixed_replicas_are_shared_by_any_number_of_survivors() -> None:
+    """64 samples are 8 replicas of 8, which three ranks share as 2, 3 and 3."""
+    replicated = replace(config("redistribute", 64), elastic=ElasticConfig(replicas=8))
+    assert plan_regroup(replicated, 4, left(0, 1, 3), 0) == RegroupPlan(40, "survivors", (0, 1, 3))
 
 
 def test_what_happened_is_said_in_short() -> None:
