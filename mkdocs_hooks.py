@@ -12,7 +12,9 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md"}
 # What a page loads by itself, as opposed to a link that a reader may follow.
-FETCHED = re.compile(r"<(?:script|img|iframe)[^>]*\ssrc=[\"']?(?:https?:)?//|<link[^>]*rel=[\"']?(?:stylesheet|preconnect|preload)[\"']?[^>]*href=[\"']?(?:https?:)?//")
+FETCHED = re.compile(
+    r"<(?:script|img|iframe)[^>]*\ssrc=[\"']?(?:https?:)?//|<link[^>]*rel=[\"']?(?:stylesheet|preconnect|preload)[\"']?[^>]*href=[\"']?(?:https?:)?//"
+)
 
 
 def on_files(files: Files, config: Any) -> Files:
