@@ -40,7 +40,7 @@ def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float
     pulse = HeartbeatWriter(control.heartbeats, rank)
     sys.stdout.write(f"rank {rank} of {rendezvous.world_size} prints\n")
     sys.stdout.flush()
-    wait_for_peers(layout.attempt(attempt).folder, rank, rendezvous.world_size)
+    wait_for_peers(layout.attempt(attempt).folder, "up", rank, rendezvous.world_size)
     script = json.loads((run_dir / "script.json").read_text())
     steps, _, end = script[min(attempt, len(script) - 1)].get(str(rank), "wait").rpartition(":")
     journal = Journal(layout.attempt(attempt).rank(rank))
@@ -53,6 +53,7 @@ def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float
 
     for step in range(1, int(steps or 0) + 1):
         do(step)
+    wait_for_peers(layout.attempt(attempt).folder, "stepped", rank, rendezvous.world_size)
     if steps and end in (*HANGING, "wait"):
         pulse.step(int(steps) + 1)
         pulse.phase("forward" if end in HANGING else "backward")
@@ -111,9 +112,9 @@ def finish(end: str, layout: RunLayout, attempt: int, rank: int, control: Contro
     return int(end)
 
 
-def wait_for_peers(folder: Path, rank: int, world_size: int) -> None:
-    """All ranks are up before any acts, so that a test knows who is alive."""
-    (folder / f".up{rank}").write_text(str(os.getpid()))
-    (folder / f".up{rank}").rename(folder / f"up{rank}")
-    while not all((folder / f"up{peer}").exists() for peer in range(world_size)):
+def wait_for_peers(folder: Path, where: str, rank: int, world_size: int) -> None:
+    """All are up before any acts, so that a test knows who is alive; all have done their steps before any ends: how far they came is known then."""
+    (folder / f".{where}{rank}").write_text(str(os.getpid()))
+    (folder / f".{where}{rank}").rename(folder / f"{where}{rank}")
+    while not all((folder / f"{where}{peer}").exists() for peer in range(world_size)):
         time.sleep(0.001)
