@@ -36,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Hundreds of processes import the package, which is long to compile; images that are to stay small turn this off.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers of two threads each would wait for one another; what trains in earnest sets its own
     if not hasattr(config, "workerinput"):
         watch_over_session()
 

@@ -21,6 +21,7 @@ from ecrl_cli.checkpoint.capture.loading import load_checkpoint
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.capture.staging_buffer import BufferLayout, StagingBuffer
 from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, PartPlace, TensorSpec, plan_image
+from ecrl_cli.checkpoint.format.torch_file import _Interpreter
 from ecrl_cli.checkpoint.repair.scrub import ScrubConfig, scrub
 from ecrl_cli.checkpoint.store.catalog import newest_valid
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
@@ -249,3 +250,10 @@ def test_the_judge_reads_it_without_torch(path: Path) -> None:
         "assert verify_checkpoint(Path(sys.argv[1])).ok; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 0
+
+
+def test_no_file_reads_what_another_one_remembered() -> None:
+    """A pickle that fetches what it never stored."""
+    assert _Interpreter().run(b"\x80\x02X\x01\x00\x00\x00aq\x00.") == "a"
+    with pytest.raises(KeyError):
+        _Interpreter().run(b"\x80\x02h\x00.")
