@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.checkpoint.format.names import LEASE
+from ecrl_cli.checkpoint.format.names import COMMIT, LEASE
 from ecrl_cli.config.schema import ElasticConfig, OptimizerConfig, RecoveryConfig, WriteModeConfig
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.records.events import CheckpointLine, RankLine
@@ -21,6 +21,7 @@ from ecrl_cli.records.survivor_records import LOST, LostSamples
 from ecrl_cli.verify import metrics_cache
 from ecrl_cli.verify.checkpoints import checkpoints_accounted, no_bad_checkpoint
 from ecrl_cli.verify.consistency import records_consistent
+from ecrl_cli.verify.disk_state import quarantined_steps
 from ecrl_cli.verify.disturbance import disturbance, uninterrupted
 from ecrl_cli.verify.exactly_once import exactly_once
 from ecrl_cli.verify.retention import Folder
@@ -333,6 +334,14 @@ def test_half_a_checkpoint_may_be_set_aside_where_it_is_not_installed_whole(swee
     mode = WriteModeConfig(name="atomic_dirsync" if atomic else "unsafe", atomic=atomic)
     finding = no_bad_checkpoint(Case(configured(load(layout), write_mode=mode)))
     assert_said(finding, status, "set aside: 1 checkpoint of step 12, on record as refused: 0" if atomic else "")
+
+
+def test_a_checkpoint_of_one_file_that_was_set_aside_is_counted_by_the_commit_in_its_sidecar(sweep: Path, tmp_path: Path) -> None:
+    layout = copied(sweep, "blk", tmp_path)
+    commit = json.loads((layout.checkpoints / "step_00000012" / COMMIT).read_text())
+    (layout.checkpoints / ".rejected_step_00000012.0badcafe.json").write_text(json.dumps({"commit": commit}))
+    (layout.checkpoints / ".rejected_step_00000012.0badcafe.safetensors").touch()
+    assert quarantined_steps(load(layout)) == [12]
 
 
 def test_a_run_beside_whose_configuration_cannot_be_read_is_no_evidence(sweep: Path, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import pytest
 
+from ecrl_cli.history.lineage import evaluations, lineage
+from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report
 from ecrl_cli.runs.tracking.follow import Follower
@@ -133,6 +135,10 @@ SPOILT: dict[str, tuple[int, Change, str, str, str]] = {
         *("records-consistent", INVALID, "step 17 in attempt 2 was not due: evaluate.every is 4"),
     ),
     "fewer samples": (-1, lambda found: [found[0] | {"samples": 296}, *found[1:]], "records-consistent", INVALID, "not all of the same samples"),
+    "fewer samples than are held out": (
+        *(-1, lambda found: [found[0] | {"samples": 296}, *found[1:]]),
+        *("records-consistent", INVALID, "quality was measured on 296 samples, config.json holds out 297"),
+    ),
     "shorter than its span": (
         *(-1, lambda found: [found[0] | {"seconds": found[0]["seconds"] / 2}, *found[1:]]),
         *("records-consistent", INVALID, "the spans of rank 0 do not book that as evaluate"),
@@ -142,8 +148,8 @@ SPOILT: dict[str, tuple[int, Change, str, str, str]] = {
         *("records-consistent", INVALID, "final.json has an accuracy of"),
     ),
     "a time of another clock": (
-        *(-1, lambda found: [found[0] | {"time": found[0]["time"] - 0.2}, *found[1:]]),
-        *("time-conserved", INVALID, "the evaluation after step 16 of attempt 2 has a wall time 0.2"),
+        *(-1, lambda found: [found[0] | {"time": found[0]["time"] - 3.0}, *found[1:]]),
+        *("time-conserved", INVALID, "the evaluation after step 16 of attempt 2 has a wall time "),
     ),
 }
 
@@ -154,6 +160,11 @@ def test_a_changed_evaluation_is_seen(name: str, runs: dict[str, Path], tmp_path
     verdict = verify_run(spoiled(runs["blk"], tmp_path, change, attempt), runs["ref"])
     (finding,) = (each for each in verdict.findings if each.promise == promise)
     assert finding.status == status and any(text in said for said in (finding.message, *map(str, finding.evidence))), render(verdict)
+
+
+def test_of_a_step_that_was_measured_twice_the_last_counts(runs: dict[str, Path], tmp_path: Path) -> None:
+    records = load(RunLayout(spoiled(runs["blk"], tmp_path, lambda found: [with_measures(found[0], loss=1.5), *found[1:]], 1)))
+    assert evaluations(records, lineage(records))[8].measures["loss"] == 1.5
 
 
 def test_survivors_measure_what_the_undisturbed_run_measures(runs: dict[str, Path]) -> None:

@@ -284,8 +284,9 @@ def test_the_mean_loss_of_a_step_is_over_its_ranks_and_null_where_one_has_none(t
 
 def test_accuracy_is_in_the_document_where_it_was_measured(tmp_path: Path) -> None:
     layout = build_ref(tmp_path)
-    edit_json(layout.attempt(0).final, lambda final: final | {"accuracy": 0.25})
-    assert metrics_document(load(layout))["final"]["accuracy"] == 0.25
+    for accuracy in (0.25, 0.0):
+        edit_json(layout.attempt(0).final, lambda final, accuracy=accuracy: final | {"accuracy": accuracy})
+        assert metrics_document(load(layout))["final"]["accuracy"] == accuracy
     edit_json(layout.attempt(0).final, lambda final: {name: value for name, value in final.items() if name != "accuracy"})
     assert "accuracy" not in metrics_document(load(layout))["final"]
 
