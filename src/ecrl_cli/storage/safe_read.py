@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ecrl_cli.errors import RunDirectoryError, shown
-from ecrl_cli.storage.fs import READ, Fs
+from ecrl_cli.storage.fs import FOLDER, READ, Fs
 
 PIECE = 4 * 2**20  # bytes per read
 
@@ -47,6 +47,19 @@ def read_small(fs: Fs, fd: int, size: int, limit: int) -> bytes:
     if size > limit:
         raise RefusedFile(f"{size} bytes, at most {limit} are read")
     return b"".join(pieces(fs, fd, 0, size))
+
+
+def read_small_in(fs: Fs, folder: Path, name: str, limit: int, *, trust_owner: bool = True) -> bytes:
+    """Reads the file `name` of `folder`; RefusedFile if `open_regular` refuses it or it exceeds `limit` bytes."""
+    home = fs.open(folder, FOLDER)
+    try:
+        fd, size = open_regular(fs, home, name, trust_owner=trust_owner)
+        try:
+            return read_small(fs, fd, size, limit)
+        finally:
+            fs.close(fd)
+    finally:
+        fs.close(home)
 
 
 def pieces(fs: Fs, fd: int, start: int, end: int) -> Iterator[memoryview]:

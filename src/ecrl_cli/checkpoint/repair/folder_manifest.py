@@ -15,7 +15,7 @@ from ecrl_cli.config.schema import DIGESTS
 from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, StorageError, plural
 from ecrl_cli.storage.files import write_whole
 from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
-from ecrl_cli.storage.safe_read import MOST_DEEP, RefusedFile, open_regular, read_small
+from ecrl_cli.storage.safe_read import MOST_DEEP, RefusedFile, read_small_in
 
 FOLDER_MANIFEST = "ecrl-manifest.json"
 SCHEMA_VERSION = 1
@@ -64,17 +64,8 @@ def read_manifest(folder: Path) -> FolderManifest | None:
     """The manifest in `folder`, None if there is none; EvidenceMissing if it is damaged."""
     if not os.path.lexists(folder / FOLDER_MANIFEST):
         return None
-    fs = PosixFs()
     try:
-        home = fs.open(folder, FOLDER)
-        try:
-            fd, size = open_regular(fs, home, FOLDER_MANIFEST, trust_owner=True)
-            try:
-                value = parse(read_small(fs, fd, size, MAX_FOLDER_MANIFEST))
-            finally:
-                fs.close(fd)
-        finally:
-            fs.close(home)
+        value = parse(read_small_in(PosixFs(), folder, FOLDER_MANIFEST, MAX_FOLDER_MANIFEST))
         if not isinstance(value, dict) or value.pop("self_sha256", None) != digest(value):
             raise ValueError("its own digest does not match")
         found = decode(FolderManifest, value)

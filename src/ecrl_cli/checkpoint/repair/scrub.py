@@ -18,8 +18,8 @@ from ecrl_cli.checkpoint.store import catalog
 from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, entry_of
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport, verify_checkpoint
 from ecrl_cli.errors import StorageError
-from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
-from ecrl_cli.storage.safe_read import RefusedFile, open_regular, read_small
+from ecrl_cli.storage.fs import Fs, PosixFs
+from ecrl_cli.storage.safe_read import RefusedFile, read_small_in
 
 _MAX_POINTER = 4096
 _SIDECAR = re.compile(r"^step_[0-9]{8}\.json\Z")
@@ -145,15 +145,7 @@ def _pointers(fs: Fs, folder: Path, refused: set[str]) -> tuple[str, ...]:
 def _named_in_latest(fs: Fs, folder: Path) -> str | None:
     if not _exists(fs, folder / LATEST):
         return None
-    home = fs.open(folder, FOLDER)
-    try:
-        fd, size = open_regular(fs, home, LATEST, trust_owner=True)
-        try:
-            value = parse(read_small(fs, fd, size, _MAX_POINTER))
-        finally:
-            fs.close(fd)
-    finally:
-        fs.close(home)
+    value = parse(read_small_in(fs, folder, LATEST, _MAX_POINTER))
     if not isinstance(value, dict) or not isinstance(value.get("path"), str):
         raise ValueError("names no path")
     return str(value["path"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from ecrl_cli.checkpoint.format.image import DTYPES, TensorSpec
 from ecrl_cli.checkpoint.format.names import STEP_METADATA, STEP_NAME
 from ecrl_cli.checkpoint.format.train_document import check_train_document
 from ecrl_cli.config.checkpointers import CheckpointerKind
-from ecrl_cli.storage.fs import FOLDER, Fs
-from ecrl_cli.storage.safe_read import open_regular, read_small
+from ecrl_cli.storage.fs import Fs
+from ecrl_cli.storage.safe_read import read_small_in
 
 VERSION = 1
 _MOST = 64 * 2**20
@@ -57,13 +56,7 @@ class StepMetadata:
 
 def read_step_metadata(fs: Fs, folder: Path, *, trust_owner: bool = True) -> StepMetadata:
     """The metadata in `folder`; StorageError, RefusedFile or ValueError if it cannot be read or is none."""
-    with ExitStack() as stack:
-        there = fs.open(folder, FOLDER)
-        stack.callback(fs.close, there)
-        fd, size = open_regular(fs, there, STEP_METADATA, trust_owner=trust_owner)
-        stack.callback(fs.close, fd)
-        data = read_small(fs, fd, size, _MOST)
-    found = parse_canonical(data)
+    found = parse_canonical(read_small_in(fs, folder, STEP_METADATA, _MOST, trust_owner=trust_owner))
     if not isinstance(found, dict) or found.keys() != _KEYS or found["schema_version"] != VERSION:
         raise ValueError(f"{STEP_METADATA} is no metadata of a step")
     if type(found["attempt"]) is not int or type(found["global_step"]) is not int or not isinstance(found["run_id"], str):
