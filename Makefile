@@ -5,8 +5,10 @@ ECRL := $(VENV)/bin/ecrl
 READY := $(VENV)/.installed
 OUT ?= outputs/quickstart
 STUDIES ?= all
+RESULTS ?= quickstart
+DATA ?=
 
-.PHONY: help quickstart install test test-capabilities test-environments test-slow check docs bench studies soak clean
+.PHONY: help quickstart install test test-capabilities test-environments test-slow check docs bench studies results soak clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,7 +22,7 @@ $(READY): pyproject.toml
 install: $(READY)  ## make only the environment (.venv/bin/ecrl)
 
 quickstart: $(READY)  ## train, kill, recover, verify and report on the embedded digits
-	$(ECRL) -m +suite=digits-cnn variant=clean,ref,blk,ovl run_dir=$(OUT)
+	$(ECRL) -m +suite=digits-cnn variant=clean,ref,ref2,blk,ovl run_dir=$(OUT)
 	$(ECRL) verify $(OUT)
 	$(ECRL) report $(OUT)
 
@@ -40,8 +42,8 @@ docs: $(READY)  ## the documentation as a site in site/; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
 
 check: $(READY) docs  ## ruff, mypy strict, the architecture, the documentation
-	$(VENV)/bin/ruff check src tests bench
-	$(VENV)/bin/ruff format --check src tests bench
+	$(VENV)/bin/ruff check src tests bench experiments
+	$(VENV)/bin/ruff format --check src tests bench experiments
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest -q tests/test_architecture.py
 
@@ -50,6 +52,9 @@ bench: $(READY)  ## measure what is fast and what is not: the JSON of each bench
 
 studies: $(READY)  ## every study at its default size (a few are recorded larger: config/studies.py), and their report
 	$(ECRL) study -m study=$(STUDIES) run_dir=outputs/studies; code=$$?; $(ECRL) report outputs/studies && exit $$code
+
+results: $(READY)  ## run, verify, report and keep an experiment in docs/results: RESULTS=exp1, or all; DATA=DIR: where CIFAR lies
+	$(VENV)/bin/python -m experiments $(RESULTS) $(if $(DATA),--data '$(DATA)')
 
 soak: $(READY)  ## 500 runs of small models under two random failures each, 200 and a matrix of live recoveries, 10,000 random operations on the store
 	rm -rf outputs/soak

@@ -1,5 +1,5 @@
 """Matrices as the README runs them: a cell of one with composed names; and the published one at its smallest scale on real images, killed three times
-on the way: 72 runs, every one valid, every gate green.
+on the way: 96 runs, every one valid, every gate green.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_exp4_survives_three_kills_without_losing_a_finished_run(tmp_path: Path)
         assert {name: after[name] for name in before} == before
     subprocess.run(command(*sweep), cwd=tmp_path, check=True)
     assert {name: finished(tmp_path)[name] for name in before} == before
-    assert len(rows(tmp_path)) == 72 and {row["status"] for row in rows(tmp_path)} == {"completed", "completed_prev"}
+    assert len(rows(tmp_path)) == 96 and {row["status"] for row in rows(tmp_path)} == {"completed", "completed_prev"}
     run_ecrl(tmp_path, "verify", "exp4", timeout=600)
     run_ecrl(tmp_path, "report", "exp4")
     gates = json.loads((tmp_path / "exp4" / "report" / "report.json").read_text())["gates"]

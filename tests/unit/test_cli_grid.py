@@ -107,7 +107,8 @@ def test_a_published_suite_is_the_published_protocol() -> None:
 @pytest.mark.parametrize("scale", ["paper", "gpu", "cpu", "smoke"])
 def test_experiment_2_goes_from_two_ranks_to_one_half_way_at_every_scale(scale: str) -> None:
     cells = grid(f"+matrix=exp2 scale={scale}").cells
-    ref, elastic = (cell.config for cell in cells)
+    ref, again, elastic = (cell.config for cell in cells)
+    assert again.variant.name == "ref2"
     assert (ref.variant.name, ref.elastic.schedule, ref.world_size, elastic.world_size) == ("ref", {}, 2, 2)
     (change,), every = elastic.elastic.schedule, elastic.checkpoint.every
     assert elastic.elastic.schedule[change] == 1 and change % every == 0 and abs(change - elastic.target_steps / 2) <= every / 2
@@ -122,6 +123,22 @@ def test_a_matrix_gives_the_papers_mean_and_the_scale_shortens_it(scale: str, fa
     assert len({reference_id(config) for config in cells}) == 1
     (own,) = grid(f"+matrix=failure-rate scale={scale} variant=blk seed=1 failure.mtbf_steps=30").cells
     assert own.config.failure.mtbf_steps == 30
+
+
+@pytest.mark.parametrize("matrix", ["exp1", "exp2", "exp3", "exp4", "sensitivity", "state-size", "failure-rate", "storage"])
+def test_every_matrix_that_compares_arms_has_the_noise_floor(matrix: str) -> None:
+    seconds = {cell.config.variant.name: cell.config for cell in grid(f"+matrix={matrix} scale=smoke seed=1").cells}
+    assert reference_id(seconds["ref2"]) == reference_id(seconds["ref"])
+
+
+@pytest.mark.parametrize("scale", ["paper", "gpu", "cpu", "smoke"])
+def test_the_sweep_of_intervals_changes_nothing_but_the_interval(scale: str) -> None:
+    """The same steps at each interval, and failures that lie on no checkpoint: each has steps to do again."""
+    cells = [cell.config for cell in grid(f"+matrix=sensitivity scale={scale} variant=blk seed=1 checkpoint.max_inflight=1").cells]
+    assert [config.checkpoint.every for config in cells] == [10, 25, 50, 100]
+    assert len({config.target_steps for config in cells}) == 1
+    assert all(step % config.checkpoint.every for config in cells for step in config.failure.steps)
+    assert len({reference_id(config) for config in cells}) == 1
 
 
 def test_the_embedded_suite_strikes_on_and_off_a_boundary() -> None:
