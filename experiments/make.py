@@ -1,0 +1,151 @@
+"""Makes the results of an experiment: runs its commands, verifies, reports, and keeps what docs/results/NAME is to hold.
+
+Started again it goes on where it was stopped: sweeps and studies do that themselves. Nothing in docs/results changes before all is there.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from experiments.packed import pack
+from experiments.registry import RESULTS, Experiment, ExperimentError
+from experiments.stamp import Session, session, stamp
+
+ECRL = (sys.executable, "-m", "ecrl_cli.cli.main")
+STOPPED = (130, 143, -2, -15)  # by a signal; the same command goes on
+REFUSED = 2
+KEPT = ("runs.csv", "summary.csv", "comparisons.csv", "restarts.csv", "recoveries.csv", "checkpointers.csv", "publication_summary.md")
+LARGEST_TABLE = 100_000  # bytes of a study's table that is kept
+
+
+class Stopped(Exception):
+    """A command was stopped; its exit code."""
+
+
+def make(experiment: Experiment, outputs: Path, data: str, results: Path = RESULTS) -> int:
+    """Runs and keeps `experiment` in `results`. 0; 1 where a verdict or gate failed, 3 where one is missing (kept all the same: the page says so).
+
+    ExperimentError with nothing kept where a command was refused or failed; Stopped where it was stopped.
+    """
+    if experiment.wants_data and not data:
+        raise ExperimentError(f"{experiment.name}: needs real images: add DATA=DIR, a folder with cifar10/ and cifar100/ in it")
+    folders = experiment.folders(outputs)
+    sessions = _run(experiment, outputs, data)
+    with tempfile.TemporaryDirectory(prefix=f".{experiment.name}-", dir=_made(results)) as scratch:
+        new, report = Path(scratch) / experiment.name, Path(scratch) / "report"
+        new.mkdir()
+        verdicts = {} if experiment.is_study else _verified(folders)
+        code = _ecrl("report", *map(str, folders), "--out", str(report), quiet=True)
+        if code not in (0, 1, 3):
+            raise ExperimentError(f"{experiment.name}: ecrl report ended with {code}")
+        document = json.loads((report / "report.json").read_text(encoding="utf-8"))
+        _keep(experiment, report, new)
+        runs = [document for folder in folders for document in _environments(folder)]
+        _write(new / "environment.json", runs[0])
+        _write(new / "stamp.json", stamp(runs[0], sessions))
+        _write(new / "result.json", _result(document, verdicts))
+        if experiment.records:
+            pack(folders, new / "records.tar.xz")
+        _replace(new, results / experiment.name)
+    return code
+
+
+def _run(experiment: Experiment, outputs: Path, data: str) -> list[Session]:
+    """All sessions of the folders as they are, the one of this call at last."""
+    folders = experiment.folders(outputs)
+    log = folders[0].with_name(f"{folders[0].name}.sessions.jsonl")
+    if not any(folder.exists() for folder in folders):
+        log.unlink(missing_ok=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    called: list[Session] = []
+    try:
+        with session(called):
+            for given in experiment.given(outputs, data):
+                code = _ecrl(*given, *(["--yes"] if given[0] != "study" else []))
+                if code in STOPPED:
+                    raise Stopped(code)
+                if code == REFUSED:
+                    raise ExperimentError(f"{experiment.name}: the command was refused, for the reason above; nothing was kept")
+    finally:
+        with log.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(each)) + "\n" for each in called)
+    lines = log.read_text(encoding="utf-8").splitlines()
+    return [Session(**json.loads(line)) for line in lines]
+
+
+def _ecrl(*given: str, quiet: bool = False) -> int:
+    return subprocess.run([*ECRL, *given], stdout=subprocess.DEVNULL if quiet else None, check=False).returncode
+
+
+def _verified(folders: list[Path]) -> dict[str, dict[str, Any]]:
+    """By run, what `ecrl verify` says of it."""
+    done = subprocess.run([*ECRL, "verify", *map(str, folders), "--json"], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode not in (0, 1, 3):
+        raise ExperimentError(f"ecrl verify ended with {done.returncode}; nothing was kept")
+    return dict(json.loads(done.stdout))
+
+
+def _environments(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in (folder / "environment.json", *sorted(folder.glob("*/environment.json"))):
+        if path.is_file():
+            yield json.loads(path.read_text(encoding="utf-8"))
+
+
+def _result(document: dict[str, Any], verdicts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What the page is made of: the report's sentences, a verdict for each run and counts for each promise, gates."""
+    promises: dict[str, Counter[str]] = {}
+    for verdict in verdicts.values():
+        for finding in verdict["findings"]:
+            promises.setdefault(finding["promise"], Counter())[finding["status"]] += 1
+    studies = [
+        {"name": each["name"], "gates": each["gates"], "planned": each["planned"], "done": each["done"]} for each in document.get("studies", [])
+    ]
+    return {
+        "headline": document["headline"],
+        "sentences": document["sentences"],
+        "verdicts": {verdict["run"]: verdict["status"] for verdict in verdicts.values()},
+        "promises": {name: dict(counts) for name, counts in promises.items()},
+        "failed_gates": [
+            {"suite": suite, "gate": gate["name"], "message": gate["message"]}
+            for suite, gates in document["gates"].items()
+            for gate in gates
+            if not gate["passed"]
+        ],
+        "studies": studies,
+    }
+
+
+def _keep(experiment: Experiment, report: Path, new: Path) -> None:
+    kept = (*KEPT, *experiment.keeps)
+    tables = [path for path in sorted(report.glob("*.csv")) if path.name in kept or (experiment.is_study and path.stat().st_size <= LARGEST_TABLE)]
+    for path in (*tables, *(report / name for name in kept if not name.endswith(".csv"))):
+        if path.is_file():
+            shutil.copyfile(path, new / path.name)
+    for name in experiment.figures:
+        if (path := report / "figures" / f"{name}.png").is_file():
+            shutil.copyfile(path, _made(new / "figures") / path.name)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _write(path: Path, document: Any) -> None:
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _replace(new: Path, target: Path) -> None:
+    """`target` as `new` is; what stood there goes."""
+    if target.exists():
+        target.rename(new.parent / "old")
+    new.rename(target)

@@ -1,0 +1,233 @@
+"""The pages of docs/results that are made from what is kept there: one for each experiment, and the table of all in README.md.
+
+Everything on them comes from the kept files, but for one thing: whether the code has changed since. That stands between two marks, is worked out
+anew for the site, and is left out where pages are held against their source.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.registry import RESULTS, ROOT, Experiment, Registry, read
+from experiments.stamp import BUSY, changed
+
+from ecrl_cli.config.estimates import human_bytes, human_seconds
+
+INDEX, ESTIMATES = RESULTS / "README.md", RESULTS / "estimates.json"
+BEGIN, END = "<!-- experiments: made by python -m experiments --pages -->", "<!-- experiments: end -->"
+STATE = re.compile(r"<!-- state -->.*?<!-- / -->")
+FIGURES = {
+    "goodput": "goodput: steps that count in a second of wall time",
+    "effects": "goodput of arms against each other, with intervals",
+    "recoveries": "what each recovery cost",
+}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What docs/results/NAME holds; `made`: None where nothing is there. Results of before there were stamps have an environment and tables alone."""
+
+    environment: dict[str, Any] | None
+    stamp: dict[str, Any]
+    result: dict[str, Any]
+    verdicts: Counter[str]
+
+    @classmethod
+    def of(cls, folder: Path) -> Kept:
+        def document(name: str) -> Any:
+            path = folder / name
+            return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+        result = document("result.json") or {}
+        verdicts = Counter(result["verdicts"].values()) if result else _in_table(folder / "runs.csv")
+        return cls(document("environment.json"), document("stamp.json") or {}, result, verdicts)
+
+    @property
+    def runs(self) -> str:
+        """How many there are, and of what."""
+        if studies := self.result.get("studies"):
+            return f"{sum(each['done'] for each in studies):,} trials"
+        return f"{self.verdicts.total()} runs" if self.verdicts else "see below"
+
+    @property
+    def judged(self) -> str:
+        """Verdicts of runs, or gates of studies."""
+        if studies := self.result.get("studies"):
+            gates = [gate["passed"] for each in studies for gate in each["gates"]]
+            return f"{sum(gates)} of {len(gates)} gates"
+        return ", ".join(f"{count} {status}" for status, count in sorted(self.verdicts.items(), key=lambda each: -each[1])) or "see below"
+
+    @property
+    def commit(self) -> str:
+        found = str((self.stamp or self.environment or {}).get("commit") or (self.environment or {}).get("git_revision") or "not recorded")
+        return found[:10] + ("-dirty" if found.endswith("-dirty") else "")
+
+    @property
+    def date(self) -> str:
+        sessions = self.stamp.get("sessions", [])
+        return sessions[-1]["began"][:10] if sessions else "not recorded"
+
+    @property
+    def others(self) -> float:
+        """The share of the processors that other work took, over all sessions."""
+        sessions = self.stamp["sessions"]
+        total = sum(each["seconds"] for each in sessions)
+        return float(sum(each["others"] * each["seconds"] for each in sessions) / total) if total else 0.0
+
+    @property
+    def seconds(self) -> float:
+        return float(sum(each["seconds"] for each in self.stamp["sessions"]))
+
+
+def _in_table(path: Path) -> Counter[str]:
+    if not path.is_file():
+        return Counter()
+    with path.open(encoding="utf-8", newline="") as file:
+        return Counter(row["verdict"] for row in csv.DictReader(file))
+
+
+def state(experiment: Experiment, kept: Kept) -> str:
+    """Fresh, or stale and what has changed."""
+    found = changed(kept.stamp or {"source_sha256": (kept.environment or {}).get("source_sha256")}, experiment)
+    return f"stale: {', '.join(found)}" if found else "fresh"
+
+
+def page(experiment: Experiment) -> str:
+    """docs/results/NAME/README.md."""
+    kept = Kept.of(experiment.folder)
+    lines = [
+        f"# {experiment.title}",
+        "",
+        "*Made by `python -m experiments`; edit `docs/results/experiments.yaml`.*",
+        "",
+        f"Shows: {experiment.shows}.",
+        "",
+    ]
+    lines += [experiment.note, ""] if experiment.note else []
+    lines += ["```bash", f"make results RESULTS={experiment.name}{' DATA=DIR' if experiment.wants_data else ''}", "```", "", "which runs", ""]
+    lines += ["```bash", *_commands(experiment), "```", ""]
+    if kept.environment is None:
+        return "\n".join([*lines, f"**Not run.** {_expected(experiment)}", ""])
+    lines += _stamp(experiment, kept)
+    lines += _outcome(kept) if kept.result else ["Kept before there were stamps; what it says: [results](../README.md).", ""]
+    for name in experiment.figures:
+        if (experiment.folder / "figures" / f"{name}.png").is_file():
+            lines += [f"![{FIGURES.get(name, name)}](figures/{name}.png)", ""]
+    if (experiment.folder / "records.tar.xz").is_file():
+        lines += _records(experiment)
+    files = sorted(path.name for path in experiment.folder.iterdir() if path.is_file() and path.name != "README.md")
+    return "\n".join([*lines, f"Kept here: {', '.join(f'`{name}`' for name in files)}.", ""])
+
+
+def _commands(experiment: Experiment) -> list[str]:
+    folders = " ".join(map(str, experiment.folders()))
+    judged = [] if experiment.is_study else [f"ecrl verify {folders}"]
+    return [*experiment.commands, *judged, f"ecrl report {folders}"]
+
+
+def _stamp(experiment: Experiment, kept: Kept) -> list[str]:
+    environment = kept.environment or {}
+    cpu = environment["cpu"]
+    rows = {
+        "runs": kept.runs,
+        "verdicts": kept.judged,
+        "commit": f"`{kept.commit}`, ecrl {environment['ecrl']}, torch {environment['packages'].get('torch', '-')}",
+        "made": kept.date,
+        "machine": f"{cpu['model']}, {cpu['logical']} cores, {human_bytes(environment['memory_bytes'])}, {len(environment['gpus'])} GPUs",
+        "state of the code": f"<!-- state -->{state(experiment, kept)}<!-- / -->",
+    }
+    if kept.stamp:
+        load = ", ".join(f"{each['load'][0]:.1f} to {each['load'][1]:.1f}" for each in kept.stamp["sessions"])
+        rows["took"] = f"{human_seconds(kept.seconds)} in {len(kept.stamp['sessions'])} session(s); load {load}"
+        busy = kept.others > BUSY
+        told = (
+            "**seconds and goodput here are of a busy machine and compare nothing**; verdicts and counts do not depend on it"
+            if busy
+            else "idle otherwise"
+        )
+        rows["other work on the machine"] = f"{kept.others:.0%} of its processor time: {told}"
+    return ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows.items()), ""]
+
+
+def _outcome(kept: Kept) -> list[str]:
+    lines = [f"- {sentence}" for sentence in kept.result["sentences"]] + [""]
+    for study in kept.result["studies"]:
+        lines += [f"{study['name']}: {study['done']:,} of {study['planned']:,} trials.", ""]
+        lines += [f"- {'passed' if gate['passed'] else '**failed**'}: {gate['name']}: {gate['message']}" for gate in study["gates"]] + [""]
+    if promises := kept.result["promises"]:
+        lines += ["| promise | valid | invalid | unknown | not checked |", "| --- | ---: | ---: | ---: | ---: |"]
+        lines += [f"| {name} | {' | '.join(str(counts.get(status, 0)) for status in _STATUSES)} |" for name, counts in promises.items()] + [""]
+    if failed := kept.result["failed_gates"]:
+        lines += [f"- **failed**: {each['suite']}: {each['gate']}: {each['message']}" for each in failed] + [""]
+    return lines
+
+
+_STATUSES = ("valid", "invalid", "unknown", "not checked")
+
+
+def _records(experiment: Experiment) -> list[str]:
+    size = human_bytes((experiment.folder / "records.tar.xz").stat().st_size)
+    archive, there = f"{experiment.folder.relative_to(ROOT)}/records.tar.xz", f"outputs/{experiment.name}-records"
+    return [
+        f"## Judge these runs yourself\n\nThe runs are kept ({size}), with the checkpoints that a verdict reads and without any verdict:\n",
+        "```bash",
+        f"mkdir -p {there}",
+        f"tar -xf {archive} -C {there}",
+        f"ecrl verify {there}",
+        "```\n",
+    ]
+
+
+def _expected(experiment: Experiment) -> str:
+    needs = f"It needs {experiment.needs}, which was not at hand. " if experiment.needs else ""
+    found = (json.loads(ESTIMATES.read_text(encoding="utf-8")) if ESTIMATES.is_file() else {}).get(experiment.name)
+    return needs + (
+        f"ECRL expects {found['runs']} runs and {human_seconds(found['seconds'])} on two cores (`python -m experiments --estimate`)." if found else ""
+    )
+
+
+def index(registry: Registry) -> str:
+    """docs/results/README.md with its table made anew; the rest as it stands."""
+    text = INDEX.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    rows = [_row(each) for each in registry.experiments.values()]
+    table = ["| experiment | what it shows | `make results ...` | runs | verdicts | commit | made | code since |", "| --- " * 8 + "|", *rows]
+    return "\n".join([before + BEGIN, *table, END]) + rest.partition(END)[2]
+
+
+def _row(experiment: Experiment) -> str:
+    kept = Kept.of(experiment.folder)
+    given = f"`RESULTS={experiment.name}{' DATA=DIR' if experiment.wants_data else ''}`"
+    if kept.environment is None:
+        cells = ["**not run**", _expected(experiment) or "-", "-", "-", "-"]
+    else:
+        busy = ", busy" if kept.stamp and kept.others > BUSY else ""
+        cells = [kept.runs, kept.judged, f"`{kept.commit}`", f"{kept.date}{busy}", f"<!-- state -->{state(experiment, kept)}<!-- / -->"]
+    return f"| {' | '.join([f'[{experiment.name}]({experiment.name}/README.md)', experiment.shows, given, *cells])} |"
+
+
+def without_state(text: str) -> str:
+    return STATE.sub("", text)
+
+
+def with_state(text: str, source: str, registry: Registry | None = None) -> str:
+    """The page `source` (below docs/) as it is now: what the site shows."""
+    registry = registry or read()
+    if source == "results/README.md":
+        return index(registry)
+    found = [each for each in registry.experiments.values() if source == f"results/{each.name}/README.md"]
+    return page(found[0]) if found else text
+
+
+def write(registry: Registry) -> None:
+    """Every page anew."""
+    for experiment in registry.experiments.values():
+        experiment.folder.mkdir(exist_ok=True)
+        (experiment.folder / "README.md").write_text(page(experiment), encoding="utf-8")
+    INDEX.write_text(index(registry), encoding="utf-8")

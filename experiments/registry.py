@@ -1,0 +1,98 @@
+"""The experiments whose results are kept, as docs/results/experiments.yaml lists them: what each shows and the commands that make it from nothing."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+SOURCE = RESULTS / "experiments.yaml"
+DATA_WORD = "dataset.root=DIR"  # the word of a command that names where real images lie
+EVERYTHING = "all"
+
+
+class ExperimentError(Exception):
+    """One line: what is wrong, and the way out."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """`commands`: each an `ecrl` command with its own run_dir=outputs/...; they are run in order. `figures`: kept ones, by name; `keeps`: files of
+    the report that are kept beside those of every experiment. `records`: keep the
+    runs themselves, compressed. `needs`: what a machine must have that two cores and Linux do not give. `note`: what to know of the setting.
+    """
+
+    name: str
+    title: str
+    shows: str
+    commands: tuple[str, ...]
+    figures: tuple[str, ...] = ("goodput", "effects")
+    keeps: tuple[str, ...] = ()
+    records: bool = False
+    needs: str = ""
+    note: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """What is kept of it."""
+        return RESULTS / self.name
+
+    @property
+    def is_study(self) -> bool:
+        return all(words(command)[1] == "study" for command in self.commands)
+
+    @property
+    def wants_data(self) -> bool:
+        return any(DATA_WORD in words(command) for command in self.commands)
+
+    def folders(self, outputs: Path = Path("outputs")) -> list[Path]:
+        """Where its commands write: each its own run_dir, below `outputs`."""
+        return [outputs / Path(run_dir(command)).relative_to("outputs") for command in self.commands]
+
+    def given(self, outputs: Path, data: str) -> list[list[str]]:
+        """The words of its commands behind `ecrl`, with folders of this machine in them."""
+        found = []
+        for command, folder in zip(self.commands, self.folders(outputs), strict=True):
+            changed = {f"run_dir={run_dir(command)}": f"run_dir={folder}", DATA_WORD: f"dataset.root={data}"}
+            found.append([changed.get(word, word) for word in words(command)[1:]])
+        return found
+
+
+@dataclass(frozen=True)
+class Registry:
+    experiments: dict[str, Experiment] = field(default_factory=dict)
+
+    def chosen(self, names: list[str]) -> list[Experiment]:
+        """ExperimentError for a name that is not in the list. `all`: those that this kind of machine can run."""
+        if EVERYTHING in names:
+            return [each for each in self.experiments.values() if not each.needs]
+        if unknown := [name for name in names if name not in self.experiments]:
+            raise ExperimentError(f"RESULTS={unknown[0]}: no such experiment; there are {', '.join(self.experiments)} and {EVERYTHING}")
+        return [self.experiments[name] for name in names]
+
+
+def words(command: str) -> list[str]:
+    return shlex.split(command)
+
+
+def run_dir(command: str) -> str:
+    found = [word.removeprefix("run_dir=") for word in words(command) if word.startswith("run_dir=")]
+    if len(found) != 1 or not found[0].startswith("outputs/"):
+        raise ExperimentError(f"{command}: needs one run_dir=outputs/...")
+    return found[0]
+
+
+def read(source: Path = SOURCE) -> Registry:
+    document: dict[str, dict[str, Any]] = yaml.safe_load(source.read_text(encoding="utf-8"))
+    found = {}
+    for name, entry in document.items():
+        entry = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+        found[name] = Experiment(name=name, **entry)
+        for command in found[name].commands:
+            run_dir(command)
+    return Registry(found)

@@ -1,0 +1,114 @@
+"""What a kept result says of its making: code, machine, date, what else the machine did meanwhile; and whether the code is still the same.
+
+A result is stale where the code that makes and judges its records has changed since: a digest of each room of `src/ecrl_cli`, taken when it was
+made, is held against the tree's. What only shows or explains a result (`report`, `cli`, `audit`, the recorder) does not count, nor do `studies`
+and `replication` for one that is no study. Results kept before there were such digests are held against their environment's digest of all source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+from experiments.registry import ROOT, Experiment
+
+from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.records.digests import source_sha256
+
+PACKAGE = ROOT / "src" / "ecrl_cli"
+SHOWN_ONLY = frozenset({"report", "cli", "audit"})
+OF_STUDIES = frozenset({"studies", "replication"})
+CONF = "conf"
+BUSY = 0.05  # of the machine's processor time taken by other work: from there on a page says that its seconds compare nothing
+
+
+@cache
+def code_digests() -> dict[str, str]:
+    """By room of the package, and for `conf`, a digest over names and contents."""
+    rooms = {path.name: path for path in sorted(PACKAGE.iterdir()) if path.is_dir() and path.name != "__pycache__"}
+    found = {name: _digest(path, "*.py") for name, path in rooms.items()}
+    single = hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in sorted(PACKAGE.glob("*.py")))).hexdigest()
+    return {**found, PACKAGE.name: single, CONF: _digest(ROOT / CONF, "*.yaml")}
+
+
+def _digest(folder: Path, pattern: str) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob(pattern)):
+        digest.update(f"{path.relative_to(folder)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def changed(stamp: Mapping[str, Any], experiment: Experiment, now: Mapping[str, str] | None = None) -> list[str]:
+    """The rooms that count for `experiment` and have changed since `stamp`; empty for a fresh result."""
+    now = code_digests() if now is None else now
+    passed_over = SHOWN_ONLY if experiment.is_study else SHOWN_ONLY | OF_STUDIES
+    then = stamp.get("code")
+    if not then:
+        return [] if stamp.get("source_sha256") == source_sha256() else ["made by an earlier version"]
+    return sorted(name for name in {*then, *now} - passed_over if then.get(name) != now.get(name))
+
+
+@dataclass(frozen=True)
+class Session:
+    """One call that ran commands. `others`: the share of the machine's processor time that went to other work; `load`: at its begin and its end."""
+
+    began: str
+    seconds: float
+    others: float
+    load: tuple[float, float]
+
+
+@contextmanager
+def session(kept: list[Session]) -> Iterator[None]:
+    """Appends what the machine did in the block to `kept`, also where the block ends in an exception."""
+    began, clock, load = datetime.now(UTC), monotonic(), os.getloadavg()[0]
+    busy, own = _busy_seconds(), _own_seconds()
+    try:
+        yield
+    finally:
+        seconds = monotonic() - clock
+        room = max(seconds * (os.cpu_count() or 1), 1e-9)
+        others = max(0.0, (_busy_seconds() - busy) - (_own_seconds() - own)) / room
+        kept.append(
+            Session(
+                began.isoformat(timespec="seconds"), round(seconds, 1), round(min(others, 1.0), 3), (round(load, 2), round(os.getloadavg()[0], 2))
+            )
+        )
+
+
+def _busy_seconds() -> float:
+    """Seconds that all processors were at work, or taken by other machines of the host."""
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - times.iowait - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+
+
+def _own_seconds() -> float:
+    return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+
+
+def stamp(environment: Mapping[str, Any], sessions: list[Session]) -> dict[str, Any]:
+    """The content of stamp.json. `environment`: that of the runs; the rooms' digests are known only where they were made by the tree as it is."""
+    cpu = environment["cpu"]
+    found: dict[str, Any] = {
+        "schema_version": 1,
+        "ecrl": environment["ecrl"],
+        "commit": environment.get("git_revision"),
+        "source_sha256": environment["source_sha256"],
+        "machine": {
+            "processor": cpu["model"],
+            "cores": cpu["logical"],
+            "memory_bytes": environment["memory_bytes"],
+            "gpus": len(environment["gpus"]),
+        },
+        "sessions": [asdict(each) for each in sessions],
+    }
+    return found | ({"code": code_digests()} if environment["source_sha256"] == source_sha256() else {})

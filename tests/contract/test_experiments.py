@@ -1,0 +1,241 @@
+"""The kept results hold: each experiment's commands can be given, its page is made from what is kept, and what is kept can be judged by anybody."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from experiments import make as making
+from experiments.__main__ import main
+from experiments.make import Stopped, make
+from experiments.pages import INDEX, Kept, index, page, state, with_state, without_state
+from experiments.registry import DATA_WORD, Experiment, ExperimentError, Registry, read
+from experiments.stamp import BUSY, Session, changed, code_digests, session
+
+from tests.conftest import run_ecrl
+from tests.contract.test_docs_commands import CHECKED, blocks, check
+
+REGISTRY = read()
+EXPERIMENTS = REGISTRY.experiments
+COMMANDS = sorted({words for each in EXPERIMENTS.values() for text in each.commands if (words := tuple(shlex.split(text))) not in CHECKED})
+SMALL = ("supervision=zygote", "model.width=4", "target_steps=24", "checkpoint.every=6", "failure.steps=[4]")
+
+
+def small(name: str = "small", *more: str) -> Experiment:
+    command = " ".join(["ecrl -m +suite=digits-cnn variant=ref,blk", *SMALL, *more, f"run_dir=outputs/{name}"])
+    return Experiment(name, "A small one", "that it works", (command,), records=True)
+
+
+def spoil(journal: Path) -> None:
+    """Another loss in the first line of a rank's log."""
+    text = journal.read_text(encoding="utf-8")
+    changed, count = re.subn(r'"loss": ?\d', '"loss":9', text, count=1)
+    assert count == 1 and changed != text
+    journal.write_text(changed, encoding="utf-8")
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_command_of_an_experiment_can_be_given(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    check(words)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda each: each.name)
+def test_each_page_is_made_from_what_is_kept(experiment: Experiment) -> None:
+    text = (experiment.folder / "README.md").read_text(encoding="utf-8")
+    assert without_state(text) == without_state(page(experiment)), "python -m experiments --pages"
+
+
+def test_the_table_of_experiments_is_made_from_what_is_kept() -> None:
+    assert without_state(INDEX.read_text(encoding="utf-8")) == without_state(index(REGISTRY)), "python -m experiments --pages"
+
+
+@pytest.mark.parametrize("experiment", [each for each in EXPERIMENTS.values() if (each.folder / "result.json").exists()], ids=lambda each: each.name)
+def test_what_is_kept_was_made_by_committed_code_and_has_no_broken_verdict(experiment: Experiment) -> None:
+    kept = Kept.of(experiment.folder)
+    assert re.fullmatch(r"[0-9a-f]{40}", kept.stamp["commit"]), "made by changes that no commit has"
+    assert not kept.verdicts["invalid"] and not kept.verdicts["unknown"]
+
+
+KEPT_RECORDS = [each for each in EXPERIMENTS.values() if (each.folder / "records.tar.xz").exists()]
+
+
+@pytest.mark.parametrize("experiment", KEPT_RECORDS, ids=lambda each: each.name)
+def test_kept_runs_are_judged_by_the_commands_of_their_page(experiment: Experiment, tmp_path: Path) -> None:
+    """By today's `ecrl verify`, to what the page says; and a changed byte of one is seen."""
+    *_, (_, _, body) = blocks(experiment.folder / "README.md")
+    made, unpacked, judged = (shlex.split(line) for line in body.splitlines())
+    unpacked[2] = str(experiment.folder.parents[2] / unpacked[2])
+    for command in (made, unpacked):
+        subprocess.run(command, cwd=tmp_path, check=True)
+    found = json.loads(run_ecrl(tmp_path, *judged[1:], "--json").stdout)
+    assert {Path(name).name: verdict["status"] for name, verdict in found.items()} == json.loads((experiment.folder / "result.json").read_text())[
+        "verdicts"
+    ]
+    assert set(Kept.of(experiment.folder).verdicts) == {"valid"}
+    line = next((tmp_path / judged[2]).glob("*-blk-*/logs/attempt-00/rank1.jsonl"))
+    spoil(line)
+    assert json.loads(run_ecrl(tmp_path, "verify", str(line.parents[2]), "--json", check=False).stdout)[str(line.parents[2])]["status"] == "invalid"
+
+
+def test_kept_runs_are_small() -> None:
+    assert all((each.folder / "records.tar.xz").stat().st_size < 500_000 for each in KEPT_RECORDS)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small experiment, made from nothing."""
+    root = tmp_path_factory.mktemp("made")
+    assert make(small(), root / "outputs", "", root / "results") == 0
+    return root
+
+
+def test_an_experiment_is_run_verified_reported_and_kept(made: Path) -> None:
+    kept = made / "results" / "small"
+    result, stamp = (json.loads((kept / f"{name}.json").read_text(encoding="utf-8")) for name in ("result", "stamp"))
+    assert sorted(result["verdicts"].values()) == ["valid", "valid"] and result["promises"]["exactly-once"] == {"valid": 2}
+    assert stamp["code"] == code_digests() and len(stamp["sessions"]) == 1 and stamp["sessions"][0]["seconds"] > 0
+    assert {"runs.csv", "summary.csv", "environment.json", "records.tar.xz"} <= {path.name for path in kept.iterdir()}
+    assert sorted(path.name for path in (made / "results").iterdir()) == ["small"], "nothing half-made is left"
+
+
+def test_made_again_it_goes_on_and_says_that_there_were_two_sessions(made: Path) -> None:
+    def finished() -> dict[str, int]:
+        return {str(path): path.stat().st_mtime_ns for path in (made / "outputs").glob("small/*/seal.json")}
+
+    before = finished()
+    assert make(small(), made / "outputs", "", made / "results") == 0
+    assert finished() == before and len(before) == 2
+    assert len(json.loads((made / "results" / "small" / "stamp.json").read_text(encoding="utf-8"))["sessions"]) == 2
+
+
+def test_the_page_says_what_is_kept(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = small()
+    monkeypatch.setattr(Experiment, "folder", made / "results" / "small")
+    monkeypatch.setattr("experiments.pages.ROOT", made)
+    text = page(experiment)
+    assert "| runs | 2 runs |" in text and "| verdicts | 2 valid |" in text and "<!-- state -->fresh<!-- / -->" in text
+    assert "| exactly-once | 2 | 0 | 0 | 0 |" in text and "tar -xf results/small/records.tar.xz -C outputs/small-records" in text
+
+
+def test_an_invalid_run_is_kept_and_the_exit_code_says_so(made: Path, tmp_path: Path) -> None:
+    subprocess.run(["cp", "-a", str(made / "outputs"), str(tmp_path)], check=True)
+    spoil(next((tmp_path / "outputs").glob("small/*-blk-*/logs/attempt-00/rank1.jsonl")))
+    assert make(small(), tmp_path / "outputs", "", tmp_path / "results") == 1
+    result = json.loads((tmp_path / "results" / "small" / "result.json").read_text(encoding="utf-8"))
+    assert sorted(result["verdicts"].values()) == ["invalid", "valid"]
+    assert any(each["gate"] == "verified" for each in result["failed_gates"])
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(130, Stopped), (143, Stopped), (2, ExperimentError)],
+)
+def test_what_is_stopped_or_refused_keeps_nothing_and_leaves_what_was_kept(
+    code: int, error: type[Exception], made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["cp", "-a", str(made / "results"), str(tmp_path)], check=True)
+    monkeypatch.setattr(making, "ECRL", (sys.executable, "-c", f"import sys; sys.exit({code})"))
+    before = (tmp_path / "results" / "small" / "stamp.json").read_bytes()
+    with pytest.raises(error):
+        make(small(), tmp_path / "outputs", "", tmp_path / "results")
+    assert (tmp_path / "results" / "small" / "stamp.json").read_bytes() == before
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["small"]
+    assert len((tmp_path / "outputs" / "small.sessions.jsonl").read_text(encoding="utf-8").splitlines()) == 1, "the time of a stopped session counts"
+
+
+def test_real_images_are_asked_for_before_anything_is_run(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="small: needs real images: add DATA=DIR"):
+        make(small("small", DATA_WORD), tmp_path / "outputs", "", tmp_path / "results")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_experiment_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["exp5"]) == 2
+    assert capsys.readouterr().err.startswith("experiments: RESULTS=exp5: no such experiment; there are quickstart, ")
+
+
+def test_everything_is_all_that_this_kind_of_machine_can_run() -> None:
+    registry = Registry({"one": small("one"), "two": replace(small("two"), needs="a GPU")})
+    assert [each.name for each in registry.chosen(["all"])] == ["one"]
+    assert [each.name for each in registry.chosen(["two"])] == ["two"]
+
+
+NOW = {"training": "a", "report": "b", "studies": "c", "conf": "d"}
+STUDY = Experiment("study", "A study", "that it works", ("ecrl study study=compat run_dir=outputs/study",))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "room", "found"),
+    [
+        (small(), "training", ["training"]),
+        (small(), "conf", ["conf"]),
+        (small(), "report", []),
+        (small(), "studies", []),
+        (STUDY, "studies", ["studies"]),
+        (STUDY, "report", []),
+    ],
+    ids=lambda value: value.name if isinstance(value, Experiment) else None,
+)
+def test_a_result_is_stale_where_the_code_that_made_it_has_changed(experiment: Experiment, room: str, found: list[str]) -> None:
+    assert changed({"code": NOW}, experiment, NOW) == []
+    assert changed({"code": NOW}, experiment, NOW | {room: "x"}) == found
+
+
+def test_a_room_that_came_or_went_is_a_change() -> None:
+    assert changed({"code": NOW}, small(), NOW | {"recovery": "e"}) == ["recovery"]
+    assert changed({"code": NOW | {"recovery": "e"}}, small(), NOW) == ["recovery"]
+
+
+def test_a_result_of_before_there_were_stamps_is_stale() -> None:
+    kept = Kept({"source_sha256": "of another time"}, {}, {}, Kept.of(Path("nowhere")).verdicts)
+    assert state(small(), kept) == "stale: made by an earlier version"
+
+
+def test_a_change_of_code_changes_its_digest_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("training/step.py", "report/page.py", "top.py"):
+        (tmp_path / "src" / "ecrl_cli" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "src" / "ecrl_cli" / name).write_text("a = 1\n", encoding="utf-8")
+    (tmp_path / "conf").mkdir()
+    monkeypatch.setattr("experiments.stamp.PACKAGE", tmp_path / "src" / "ecrl_cli")
+    monkeypatch.setattr("experiments.stamp.ROOT", tmp_path)
+    before = code_digests.__wrapped__()
+    (tmp_path / "src" / "ecrl_cli" / "training" / "step.py").write_text("a = 2\n", encoding="utf-8")
+    after = code_digests.__wrapped__()
+    assert {name for name in before if before[name] != after[name]} == {"training"} and {"report", "conf", "ecrl_cli"} <= set(before)
+
+
+def test_the_site_says_anew_whether_a_result_is_stale() -> None:
+    """The file in the tree may be older than the code."""
+    name = next(each.name for each in EXPERIMENTS.values() if Kept.of(each.folder).environment)
+    written = (EXPERIMENTS[name].folder / "README.md").read_text(encoding="utf-8")
+    older = re.sub(r"<!-- state -->.*?<!-- / -->", "<!-- state -->as it once was<!-- / -->", written)
+    assert "as it once was" in older and "as it once was" not in with_state(older, f"results/{name}/README.md")
+    assert "as it once was" not in with_state(older, "results/README.md") and with_state("text", "results/features.md") == "text"
+
+
+@pytest.mark.parametrize(("others", "busy"), [(BUSY / 2, False), (2 * BUSY, True)])
+def test_a_busy_machine_is_said_on_the_page(others: float, busy: bool, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subprocess.run(["cp", "-a", str(made / "results" / "small"), str(tmp_path)], check=True)
+    monkeypatch.setattr(Experiment, "folder", tmp_path / "small")
+    stamp: dict[str, Any] = json.loads((tmp_path / "small" / "stamp.json").read_text(encoding="utf-8"))
+    stamp["sessions"] = [each | {"others": others} for each in stamp["sessions"]]
+    (tmp_path / "small" / "stamp.json").write_text(json.dumps(stamp), encoding="utf-8")
+    (tmp_path / "small" / "records.tar.xz").unlink()
+    assert ("**seconds and goodput here are of a busy machine" in page(small())) is busy
+
+
+def test_own_work_is_not_other_work() -> None:
+    """What a child burns is the session's own, and it is of this session alone."""
+    kept: list[Session] = []
+    burn = [sys.executable, "-c", "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"]
+    with session(kept):
+        subprocess.run(burn, check=True)
+    (found,) = kept
+    assert found.seconds >= 0.5 and 0 <= found.others <= 1
