@@ -14,7 +14,7 @@ from ecrl_cli.checkpoint.format.image import CheckpointMeta, TensorPlace, Tensor
 from ecrl_cli.checkpoint.store.store import StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.cli.main import main
-from ecrl_cli.metrics.distance import distances
+from ecrl_cli.metrics.distance import Distance, distances
 from ecrl_cli.studies.frame.store_fixture import image_from
 from tests.unit.checkpoint_support import flip, store_at
 
@@ -77,6 +77,73 @@ def test_a_diverged_run_is_compared_where_it_is_finite(tmp_path: Path) -> None:
     assert (found.l2, found.not_finite, found.max_ulp) == (1.0, 2, 2**23)
     again = distances(step_of(diverged), step_of(saved(tmp_path / "c", weight=struct.pack("<4f", math.nan, math.inf, 0.0, 2))))["parameters"]
     assert again.equal and again.not_finite == 0
+
+
+def of_parts(folder: Path, tensors: dict[str, tuple[str, tuple[int, ...], bytes]]) -> Path:
+    """The path of a checkpoint that holds these tensors: name -> (dtype, shape, bytes)."""
+    specs = [TensorSpec(name, dtype, shape) for name, (dtype, shape, _) in tensors.items()]
+    store = store_at(folder, StoreConfig(keep=9))
+    image = image_from({"all": specs}, lambda place: tensors[place.spec.name][2], CheckpointMeta(RUN_ID, 1, 0, 1, 1, 1), {"line_chain": [""]})
+    path = store.save(image, 0).path
+    store.close()
+    return path
+
+
+def between(tmp_path: Path, one: dict[str, tuple[str, tuple[int, ...], bytes]], other: dict[str, tuple[str, tuple[int, ...], bytes]]) -> Distance:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    return distances(of_parts(tmp_path / "a", one), of_parts(tmp_path / "b", other))["parameters"]
+
+
+def floats(*values: float) -> tuple[str, tuple[int, ...], bytes]:
+    return "torch.float32", (len(values),), struct.pack(f"<{len(values)}f", *values)
+
+
+def places_on(count: int) -> float:
+    return float(np.array([np.float32(1).view(np.int32) + count], np.int32).view(np.float32)[0])
+
+
+@pytest.mark.parametrize(("first", "second", "furthest"), [(3, 7, "b"), (7, 3, "a"), (5, 5, "a")])
+def test_the_furthest_tensor_is_named_and_squares_add_up(tmp_path: Path, first: int, second: int, furthest: str) -> None:
+    found = between(
+        tmp_path,
+        {"parameters.a": floats(places_on(first)), "parameters.b": floats(places_on(second))},
+        {"parameters.a": floats(1.0), "parameters.b": floats(1.0)},
+    )
+    apart = math.hypot(places_on(first) - 1, places_on(second) - 1)
+    assert (found.tensors, found.differing, found.max_ulp, found.furthest) == (2, 2, max(first, second), f"parameters.{furthest}")
+    assert found.l2 == pytest.approx(apart, rel=1e-12) and found.relative_l2 == pytest.approx(apart / math.sqrt(2), rel=1e-12)
+
+
+def test_tensors_without_a_counterpart_differ_and_have_no_distance(tmp_path: Path) -> None:
+    """One that only one side has, one of another shape, one of another dtype, and two that are alike."""
+    found = between(
+        tmp_path,
+        {"parameters.a": floats(1.0), "parameters.b": floats(1.0, 1.0), "parameters.c": floats(2.0), "parameters.e": floats(3.0)},
+        {
+            "parameters.b": ("torch.float32", (2, 1), struct.pack("<2f", 5, 5)),
+            "parameters.c": ("torch.float64", (1,), struct.pack("<d", 2)),
+            "parameters.d": floats(9.0),
+            "parameters.e": floats(3.0),
+        },
+    )
+    assert (found.tensors, found.differing, found.l2, found.max_ulp, found.furthest) == (5, 4, 0.0, None, "")
+    assert not found.equal and found.relative_l2 == 0.0 and found.not_finite == 0
+
+
+@pytest.mark.parametrize(("one", "other", "relative"), [(0.0, -0.0, 0.0), (1.0, 0.0, None), (0.0, 2.0, 1.0)])
+def test_relative_to_nothing_there_is_no_distance(tmp_path: Path, one: float, other: float, relative: float | None) -> None:
+    found = between(tmp_path, {"parameters.a": floats(one)}, {"parameters.a": floats(other)})
+    assert (found.relative_l2, found.differing) == (relative, 1)
+
+
+def test_infinities_are_alike_by_sign_and_complex_numbers_are_pairs(tmp_path: Path) -> None:
+    strange = between(tmp_path, {"parameters.a": floats(math.inf, -math.inf, math.nan, 1)}, {"parameters.a": floats(math.inf, math.inf, math.nan, 2)})
+    assert (strange.not_finite, strange.l2, strange.max_ulp) == (1, 1.0, 2**23)
+    (tmp_path / "complex").mkdir()
+    pairs = [("torch.complex64", (1,), struct.pack("<2f", 1, imaginary)) for imaginary in (places_on(4), 1.0)]
+    found = between(tmp_path / "complex", {"parameters.a": pairs[0]}, {"parameters.a": pairs[1]})
+    assert (found.max_ulp, found.l2) == (4, pytest.approx(places_on(4) - 1))
 
 
 def test_the_command_says_it_at_named_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

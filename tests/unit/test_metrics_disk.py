@@ -113,6 +113,13 @@ def test_rates_are_differences_by_time() -> None:
     assert (second.tps, second.written) == (2, 2_000)
 
 
+def test_nothing_done_is_a_rate_and_no_time_is_none() -> None:
+    assert [(rate.tps, rate.written, rate.read, rate.busy) for rate in rates([line(1, 5), line(2, 5)])] == [(0, 0, 0, 0)]
+    assert rates([line(1, 5), line(1, 6)]) == rates([line(2, 5), line(1, 6)]) == rates([line(1, 5)]) == []
+    one, other = line(1, 5), dataclasses.replace(line(3, 5), reads=6, read_bytes=4096)
+    assert [(rate.tps, rate.written, rate.read) for rate in rates([one, other])] == [(3, 0, 2048)]
+
+
 def test_a_counter_that_went_back_begins_anew() -> None:
     assert [rate.tps for rate in rates([line(1, 5), line(2, 9), line(3, 0), line(4, 2)])] == [4, 2]
 

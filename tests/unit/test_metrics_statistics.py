@@ -137,6 +137,16 @@ def test_stall_saved_is_not_wall_saved() -> None:
     assert overlap(blocking, overlapped).efficiency is None
 
 
+def test_where_no_stall_is_saved_there_is_no_efficiency() -> None:
+    """Nor an interval where a single pair saved none; and where nothing was submitted, a write costs nothing."""
+    runs = [RunCosts(10.0 + d, 3.0 + d, 1.0, 2.0, 0) for d in (0.0, 1.0, 2.0)]
+    alike = overlap(runs, runs)
+    assert (alike.efficiency, alike.efficiency_low, alike.efficiency_high, alike.stall_saved_s.mean) == (None, None, None, 0.0)
+    assert (alike.blocking.submitted, alike.blocking.write_s, alike.blocking.stall_s, alike.blocking.serialize_s) == (0, 0.0, 0.0, 0.0)
+    saved = overlap([RunCosts(9.0, 3.0, 0, 0, 1), RunCosts(8.0, 1.0, 0, 0, 1), RunCosts(6.0, 0.0, 0, 0, 1)], [RunCosts(10.0, 3.0, 0, 0, 1)] * 3)
+    assert saved.efficiency == pytest.approx(7 / 5) and (saved.efficiency_low, saved.efficiency_high) == (None, None)
+
+
 def test_a_write_costs_what_all_submitted_writes_cost() -> None:
     """Three writes of 0.466 s seen and 29 not seen are no 1.4 s: each run's total goes over all that it submitted."""
     found = overlap([RunCosts(1, 1, 0.5, 14.9, 32), RunCosts(1, 1, 0.5, 9.3, 20)], [RunCosts(2, 2, 0, 18.3, 32), RunCosts(2, 2, 0, 11.44, 20)])
