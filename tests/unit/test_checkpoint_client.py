@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ def connected(layout: RunLayout) -> Iterator[tuple[WriterClient, Channel]]:
     finally:
         channel.close()
         client.close()
+
+
+def received(writer: Channel, count: int) -> list[Any]:
+    """The next messages."""
+    found = list[Any]()
+    while len(found) < count:
+        found += writer.receive(wait=True) or []
+    return found
 
 
 def test_where_nobody_listens_there_is_no_writer(layout: RunLayout) -> None:
@@ -100,6 +109,44 @@ def test_a_save_is_in_flight_until_its_end_is_told(layout: RunLayout) -> None:
             writer.send({"kind": "ended", "global_step": 6, "failure": failure})
         client.wait_idle()
         assert client.in_flight == 0 and client.failure == "step 6 was not saved" and not client.gone
+
+
+def test_the_shared_state_may_change_when_all_copies_are_told(layout: RunLayout) -> None:
+    with connected(layout) as (client, writer):
+        assert not client.uncopied and not client.unconfirmed
+        client.submit(0, image(6))
+        assert not client.uncopied and not client.unconfirmed, "nothing of it is left to the writer"
+        client.submit(1, replace(image(6), state_digest="ab"), changes=0)
+        assert client.uncopied and not client.unconfirmed, "the digest confirms it"
+        client.submit(0, image(6), changes=4)
+        client.submit(1, image(6))
+        assert client.uncopied and client.unconfirmed
+        beaten = list[int]()
+
+        def beat() -> None:
+            beaten.append(len(beaten))
+            if len(beaten) in (2, 4):
+                writer.send({"kind": "copied"})
+
+        client.wait_copied(beat, 0.001)
+        assert len(beaten) >= 4 and not client.uncopied and client.unconfirmed and client.in_flight == 4
+        client.wait_copied(beat, 1e6)
+        client.confirm("parameters.a")
+        assert not client.unconfirmed
+        said = received(writer, 5)
+        assert [message.get("changes") for message in said] == [None, 0, 4, None, None]
+        assert [message.get("state_digest") for message in said] == ["", "ab", "", "", None]
+        assert said[-1] == {"kind": "confirmed", "changed": "parameters.a"} and [message.get("slot") for message in said[:4]] == [0, 1, 0, 1]
+
+
+def test_nothing_is_copied_out_by_a_writer_that_has_ended(layout: RunLayout) -> None:
+    with connected(layout) as (client, writer):
+        client.submit(0, image(6), changes=1)
+        writer.socket.shutdown(socket.SHUT_RDWR)
+        client.wait_copied(lambda: None, 60.0)
+        assert client.gone and not client.uncopied and not client.unconfirmed
+        with pytest.raises(WriterGone):
+            client.wait_idle()
 
 
 def test_a_message_that_cannot_be_understood_is_told_to_who_waits(layout: RunLayout) -> None:
