@@ -118,6 +118,15 @@ def test_a_damaged_checkpoint_in_the_way_is_set_aside_not_overwritten(tmp_path: 
     assert len(with_prefix(store, ".rejected_step_00000020")) == (2 if single else 1)
 
 
+@pytest.mark.parametrize("there", ["a link", "a file"])
+def test_what_is_no_folder_in_the_way_is_set_aside(tmp_path: Path, there: str) -> None:
+    store = store_at(tmp_path)
+    path = store.root / "step_00000020"
+    path.symlink_to(tmp_path) if there == "a link" else path.write_bytes(b"x")
+    assert commit(store, 20).path == path and path.is_dir() and not path.is_symlink()
+    assert len(with_prefix(store, ".rejected_step_00000020")) == 1 and store.newest_valid().rejected == ()
+
+
 def test_the_predecessor_of_a_checkpoint_is_the_newest_older_one(tmp_path: Path) -> None:
     """Steps may be saved again behind newer ones, after a resume from an older one."""
     with closing(store_at(tmp_path, replace(CONFIG, keep=9))) as store:

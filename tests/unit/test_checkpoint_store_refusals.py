@@ -208,7 +208,7 @@ def test_a_search_begins_again_where_the_folder_has_changed_meanwhile(tmp_path: 
     assert looked == ["step_00000006", "step_00000012"]
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN])
 def test_what_this_process_lacks_is_no_reason_to_take_an_older_one(tmp_path: Path, number: int) -> None:
     store = store_at(tmp_path)
     commit(store, 6)

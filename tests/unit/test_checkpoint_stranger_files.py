@@ -126,6 +126,20 @@ def test_tensors_lie_in_any_order_and_unknown_dtypes_in_any_width(tmp_path: Path
     assert facts_of(tmp_path, "c.safetensors", safetensors({}, b"")) == replace(facts_of(tmp_path, "d.safetensors", safetensors({}, b"")), problem="")
 
 
+WIDTHS = {8: ("F64", "I64", "U64", "C64"), 4: ("F32", "I32", "U32"), 2: ("F16", "BF16", "I16", "U16"), 1: ("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2")}
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(dtype, width) for width, dtypes in WIDTHS.items() for dtype in dtypes])
+def test_a_tensor_has_as_many_bytes_as_its_dtype_says_and_only_numbers_may_be_none(tmp_path: Path, dtype: str, width: int) -> None:
+    """All bits set is NaN in every floating-point number that is looked at."""
+    data = b"\xff" * (3 * width)
+    found = facts_of(tmp_path, "a.safetensors", safetensors({"a": entry(dtype, [3], 0, 3 * width)}, data))
+    assert found.problem == "" and found.tensors["a"].finite == (dtype not in ("F64", "F32", "F16", "BF16", "C64"))
+    assert facts_of(tmp_path, "a.safetensors", safetensors({"a": entry(dtype, [3], 0, 3 * width)}, bytes(3 * width))).tensors["a"].finite
+    for other in (3 * width - 1, 3 * width + 1):
+        assert "size of 'a'" in facts_of(tmp_path, "a.safetensors", safetensors({"a": entry(dtype, [3], 0, other)}, bytes(other))).problem
+
+
 def npy(array: Any) -> bytes:
     file = io.BytesIO()
     np.save(file, array)

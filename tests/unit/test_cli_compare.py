@@ -146,6 +146,28 @@ def test_infinities_are_alike_by_sign_and_complex_numbers_are_pairs(tmp_path: Pa
     assert (found.max_ulp, found.l2) == (4, pytest.approx(places_on(4) - 1))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "one", "other", "l2", "ulp"),
+    [
+        ("torch.float64", struct.pack("<d", 1.0), struct.pack("<d", np.nextafter(1.0, 2.0)), 2.0**-52, 1),
+        ("torch.float32", struct.pack("<f", 2.0), struct.pack("<f", 1.0), 1.0, 2**23),
+        ("torch.float16", struct.pack("<e", 2.0), struct.pack("<e", 1.0), 1.0, 2**10),
+        ("torch.bfloat16", b"\x00\x40", b"\x80\x3f", 1.0, 2**7),
+        ("torch.complex64", struct.pack("<2f", 2, 0), struct.pack("<2f", 1, 0), 1.0, 2**23),
+        *(
+            (f"torch.{name}", struct.pack(code, -3), struct.pack(code, 1), 4.0, None)
+            for name, code in zip(("int64", "int32", "int16"), ("<q", "<i", "<h"), strict=True)
+        ),
+        ("torch.int8", struct.pack("<b", -3), struct.pack("<b", 1), 4.0, None),
+        ("torch.uint8", b"\xc8", b"\x01", 199.0, None),
+        ("torch.bool", b"\x01", b"\x00", 1.0, None),
+    ],
+)
+def test_a_number_of_every_dtype_is_read_as_it_is(tmp_path: Path, dtype: str, one: bytes, other: bytes, l2: float, ulp: int | None) -> None:
+    found = between(tmp_path, {"parameters.a": (dtype, (1,), one)}, {"parameters.a": (dtype, (1,), other)})
+    assert (found.l2, found.max_ulp, found.differing, found.not_finite) == (l2, ulp, 1, 0)
+
+
 def test_the_command_says_it_at_named_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = (tmp_path / name for name in "ab")
     for step in (20, 40):

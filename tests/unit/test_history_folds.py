@@ -313,6 +313,58 @@ def test_tensors_are_read_and_bfloat16_widened(tmp_path: Path) -> None:
             read_tensors(path)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "data", "value"),
+    [
+        *((name, np.array([-3], kind).tobytes(), -3) for name, kind in (("I64", "<i8"), ("I32", "<i4"), ("I16", "<i2"), ("I8", "i1"))),
+        *((name, np.array([200], kind).tobytes(), 200) for name, kind in (("U64", "<u8"), ("U32", "<u4"), ("U16", "<u2"), ("U8", "u1"))),
+        *((name, np.array([-0.5], kind).tobytes(), -0.5) for name, kind in (("F64", "<f8"), ("F32", "<f4"), ("F16", "<f2"))),
+        ("BF16", b"\x00\xbf", -0.5),
+        ("BOOL", b"\x01", True),
+    ],
+)
+def test_a_value_of_every_dtype_is_read_as_it_is(tmp_path: Path, dtype: str, data: bytes, value: float) -> None:
+    path = tmp_path / "model.safetensors"
+    header = json.dumps({"__metadata__": {"format": "pt"}, "a": {"dtype": dtype, "shape": [1], "data_offsets": [0, len(data)]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    assert {name: array.tolist() for name, array in read_tensors(path).items()} == {"a": [value]}
+
+
+def test_two_states_are_as_far_apart_as_what_they_share_and_all_that_differs_is_named() -> None:
+    ours = {"a": np.array([3.0, 0.0]), "b": np.array([1.0]), "c": np.array([[1.0, 2.0]]), "e": np.array([0.0])}
+    theirs = {"a": np.array([0.0, 4.0]), "b": np.array([1.0]), "c": np.array([1.0, 2.0]), "d": np.array([7.0]), "e": np.array([-0.0])}
+    found = state_divergence(ours, theirs)
+    assert (found.l2, found.relative_l2, found.differing) == (5.0, pytest.approx(5 / math.sqrt(17)), ("a", "c", "d", "e"))
+    nothing = {"a": np.zeros(2)}
+    assert [state_divergence(ours, nothing).relative_l2, state_divergence(nothing, nothing).relative_l2] == [math.inf, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "step"),
+    [
+        ({1: {0: 1.0}, 2: {0: 2.0}}, {1: {0: 1.0}, 2: {0: 2.0}}, None),
+        ({1: {0: 1.0}, 2: {0: 2.0}}, {2: {0: 2.5}, 3: {0: 9.0}}, 2),
+        ({1: {0: 1.0, 1: 5.0}}, {1: {0: 1.0, 2: 6.0}}, None),
+        ({1: {0: math.nan}, 2: {0: 0.0}}, {1: {0: math.nan}, 2: {0: -0.0}}, 2),
+        ({2: {0: 1.0}, 1: {0: 3.0}}, {1: {0: 4.0}, 2: {0: 5.0}}, 1),
+        ({1: {0: 1.0}}, {2: {0: 1.0}}, None),
+    ],
+)
+def test_the_first_loss_that_differs_is_one_that_both_have(
+    ours: dict[int, dict[int, float]], theirs: dict[int, dict[int, float]], step: int | None
+) -> None:
+    assert first_differing_step(ours, theirs) == step == loss_divergence(ours, theirs).first_differing_step
+
+
+def test_losses_are_compared_by_their_mean_over_ranks_and_its_area_over_the_steps() -> None:
+    ours = {2: {0: 1.0, 1: 3.0}, 4: {0: 5.0}, 10: {0: 0.0}, 11: {0: 9.0}}
+    theirs = {2: {0: 2.0}, 4: {0: 1.0, 1: 1.0}, 10: {0: 1.0}}
+    found = loss_divergence(ours, theirs)
+    assert (found.steps, found.maximum, found.mean, found.auc) == (3, 4.0, pytest.approx(5 / 3), 2 * 2.0 + 6 * 2.5)
+    none = loss_divergence(ours, {5: {0: 1.0}})
+    assert (none.steps, none.maximum, none.mean, none.auc, none.first_differing_step) == (0, 0.0, 0.0, 0.0, None)
+
+
 def test_a_header_that_is_longer_than_its_file_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes((3).to_bytes(8, "little") + b"{}")
