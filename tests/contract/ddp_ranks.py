@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ecrl_cli.supervision.launch.forked_ranks import load
 from ecrl_cli.training import train_step
 
 RANKS, SHAPE = 3, (1, 8, 8)
@@ -95,6 +96,7 @@ def digest_of(model: nn.Module) -> str:
 
 def main() -> None:
     torch.set_num_threads(1)
+    load(("torch._dynamo",))  # DDP's constructor imports it, each forked rank anew where its parent has not
     with tempfile.TemporaryDirectory() as name:
         children = []
         for rank in range(RANKS):

@@ -16,8 +16,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: F401 - shared with every rank
-
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.failures.plan import pending
@@ -31,6 +29,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import Assignment, AttemptSpec, Hello, LeftAttempt, RankError, SpareReady
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.storage.files import write_json
+from ecrl_cli.supervision.launch.forked_ranks import load, share_memory
 from ecrl_cli.supervision.launch.zygote_main import HOST, start_store
 from ecrl_cli.supervision.watch import control_server as listening
 from ecrl_cli.supervision.watch.control_server import Connection, ControlServer
@@ -42,6 +41,8 @@ SILENT_S = 60.0  # no case takes as long between two things that happen
 
 def main(root: Path, cases: dict[str, Any]) -> None:
     listening.KINDS.update(left=LeftAttempt, standby=SpareReady)
+    load(("torch._dynamo",))  # DDP's constructor imports it, each forked rank anew where its parent has not
+    share_memory()
     port = start_store()
     for number, (name, case) in enumerate(cases.items()):
         Case(RunLayout(root / name), case, port, number).run()

@@ -27,12 +27,15 @@ from ecrl_cli.linux.pdeathsig import die_with_parent
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup, PeersLost, group_of_one
 from ecrl_cli.recovery.group_rendezvous import HeartbeatMembership
+from ecrl_cli.supervision.launch.forked_ranks import load, share_memory
 from ecrl_cli.supervision.launch.zygote_main import start_store
 
 STEPS, BATCH, WIDTH = 8, 24, 64
 
 
 def main(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    load(("torch._dynamo",))  # DDP's constructor imports it, each forked rank anew where its parent has not
+    share_memory()
     port = start_store()
     return [run(case, number, port) for number, case in enumerate(cases)]
 
