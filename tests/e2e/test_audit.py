@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.conftest import run_ecrl
+from tests.conftest import command, run_ecrl
 from tests.in_process import ecrl_in_process
 
 JOB = str(Path(__file__).parents[2] / "examples" / "jobs" / "plain.py")
@@ -80,6 +83,7 @@ def test_a_planted_bug_is_found_and_named(healthy: tuple[Path, str]) -> None:
         (["failure=nan", "failure.steps=[3]", "--", "true", "{dir}"], "failure.kind: must be one of"),
         (["--", "no-such-command", "{dir}"], "no-such-command cannot be started"),
         (["--", sys.executable, "-c", "raise SystemExit('out of luck')", "{dir}"], "ended with exit code 1 without any failure: out of luck"),
+        (["audit.elastic=python train.py", "--", "true", "{dir}"], "audit.elastic: names no {dir}"),
         (["nowhere"], "needs the folder of a recording"),
         (["--state", "a.pt"], "compares two states, got 1"),
     ],
@@ -88,6 +92,24 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, words: list[str], said: str
     done = ecrl_in_process(tmp_path, "audit", *words, check=2)
     lines = [line for line in done.stderr.splitlines() if "ecrl: error" in line]
     assert len(lines) == 1 and said in lines[0], done.stderr
+
+
+_WAITS = "import os, signal, sys; pipe = os.open(sys.argv[1], os.O_WRONLY); os.write(pipe, b'started'); signal.pause()"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_audit_that_is_stopped_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
+    """The job holds the pipe open as long as it lives."""
+    os.mkfifo(tmp_path / "pipe")
+    words = command("audit", "run_dir=job", "--", sys.executable, "-c", _WAITS, str(tmp_path / "pipe"), "{dir}")
+    audit = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    with (tmp_path / "pipe").open("rb", buffering=0) as pipe:
+        assert pipe.read(7) == b"started"
+        audit.send_signal(number)
+        _, said = audit.communicate(timeout=60)
+        assert select.select([pipe], [], [], 10.0)[0] and pipe.read() == b"", "the job lives"
+    assert audit.returncode == (130 if number == signal.SIGINT else 143)
+    assert f"E-stopped {number.name}: the audit was stopped in arm ref" in said
 
 
 def test_a_job_that_keeps_the_recorder_out_is_unknown_in_one_line(tmp_path: Path) -> None:

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 
 from ecrl_cli.audit.audit import judge_folder, write_result
-from ecrl_cli.audit.components import Finding
+from ecrl_cli.audit.components import Finding, judged_arm
+from ecrl_cli.audit.plan import planned_arms
+from ecrl_cli.audit.records import read_arm
 from ecrl_cli.audit.verdict import AuditVerdict, render
-from ecrl_cli.errors import RecordError, RunDirectoryError
+from ecrl_cli.cli.audit import audit
+from ecrl_cli.config.audit import AuditConfig, AuditFailure
+from ecrl_cli.errors import ConfigError, RecordError, RunDirectoryError
 from tests.unit.audit_recordings import LAST, attempt_lines, change, healthy, ids, state, told, write, write_arm
 
 
@@ -202,6 +206,64 @@ def test_a_step_that_the_job_tells_of_stands_for_the_one_that_was_seen(tmp_path:
     assert [step.number for step in steps] == [5, 6, 7, 8, 9] and [step.losses for step in steps] == [(5.0,), (6.0,), (7.0,), (8.0,), (9.0,)]
     assert steps[0].digests["params"] == told("params", 5) and steps[0].samples == tuple(str(one) for one in ids(5, 0))
     assert verdict.status == "valid", render(verdict, "audit")
+
+
+def _plan(arm: Path, *strikes: dict[str, Any]) -> None:
+    path = arm / "arm.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"strikes": strikes}))
+
+
+def test_a_failure_that_never_happened_is_not_a_failure_survived(recorded: Path) -> None:
+    """The second one of two was planned for a moment that did not come."""
+    first, second = ({"index": number, "kind": "kill", "rank": 0, "step": step, "moment": "save"} for number, step in enumerate((11, 13)))
+    (path,) = (recorded / "struck" / "attempt-00").glob("rank0-*.jsonl")
+    path.write_text(path.read_text() + json.dumps({"type": "strike", **first}) + "\n")
+    _plan(recorded / "struck", first)
+    assert judge_folder(recorded, None, "auto").status == "valid"
+    _plan(recorded / "struck", first, second)
+    verdict = judge_folder(recorded, None, "auto")
+    assert (verdict.status, verdict.diagnosis) == ("unknown", "a planned failure never happened: kill of rank 0 at step 13 (save)")
+
+
+@pytest.mark.parametrize("strikes", [[1], [{}], [{"index": -1, "kind": "kill", "rank": 0, "step": 1, "moment": "save"}], {"a": 1}, 7])
+def test_a_hostile_plan_is_refused_by_name(recorded: Path, strikes: object) -> None:
+    path = recorded / "struck" / "arm.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"strikes": strikes}))
+    with pytest.raises(RecordError, match=r"arm\.json"):
+        judge_folder(recorded, None, "auto")
+
+
+def test_a_save_is_struck_only_where_one_is(recorded: Path) -> None:
+    """Of the rank that is to be struck: rank 1 saves nothing."""
+
+    def planned(rank: int, *steps: str) -> list[int]:
+        failure = AuditFailure("kill", steps, rank)
+        (arm,) = planned_arms(AuditConfig(failure=failure), judged_arm(read_arm(recorded / "ref")))
+        return [strike.step for strike in arm.strikes]
+
+    assert planned(0, "8.save", "13") == [8, 13] and planned(1, "13") == [13]
+    with pytest.raises(ConfigError, match=r"rank 0 saves nothing behind step 13 .* it saves behind 4, 8, 12, 16"):
+        planned(0, "13.save")
+    with pytest.raises(ConfigError, match=r"rank 1 saves nothing behind step 8 .* it saves behind none"):
+        planned(1, "8.save")
+
+
+def test_what_is_judged_again_keeps_what_it_was_asked(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command and the plan, and the order of the samples that was promised: here none, and two samples have changed places."""
+    (path,) = (recorded / "struck" / "attempt-02").glob("rank0-*.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line | {"ids": line["ids"][::-1]} if line["type"] == "batch" else line) + "\n" for line in lines))
+    asked = {"command": ["python", "train.py"], "config": {"audit": {"order": "free"}}, "plan": [{"name": "struck"}]}
+    (recorded / "audit.json").write_text(json.dumps(asked))
+    for words, said in (([], "kept        exactly once"), (["--order", "declared"], "broken      exactly once")):
+        audit([str(recorded), *words], say=lambda line: None)
+        assert said in capsys.readouterr().out
+        document = json.loads((recorded / "audit.json").read_text())
+        assert {key: document[key] for key in asked} == asked
+    for strange in ("[]", "{", '{"config": {"audit": [1]}, "command": "x", "plan": 3}', '{"config": {"audit": {"order": ["free"]}}}'):
+        (recorded / "audit.json").write_text(strange)
+        audit([str(recorded)], say=lambda line: None)
+        assert "broken      exactly once" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,11 @@ from ecrl_cli.audit.promises import COLD, COLD_STEPS
 from ecrl_cli.audit.records import Arm, read_arm
 from ecrl_cli.audit.runner import Job, Say, failed, install_recorder, last_words, run_arm
 from ecrl_cli.audit.verdict import AuditVerdict, arms_of, judge
-from ecrl_cli.config.audit import AuditConfig
+from ecrl_cli.config.audit import ORDERS, AuditConfig
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.estimates import human_seconds
-from ecrl_cli.errors import ConfigError, EvidenceMissing, plural
+from ecrl_cli.errors import ConfigError, EvidenceMissing, RecordError, plural
+from ecrl_cli.records.journal import read_json
 from ecrl_cli.storage.files import write_json, write_whole
 from ecrl_cli.storage.safe_read import refuse_links
 
@@ -43,6 +44,8 @@ def run_audit(config: AuditConfig, words: tuple[str, ...], say: Say) -> tuple[Pa
     check_command(config, words)
     _check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    for arm in folder.glob("*/arm.json"):
+        shutil.rmtree(arm.parent)  # of an earlier audit, perhaps with other failures: who judges the folder again would judge them too
     job = Job(words, config.audit, install_recorder(folder))
     references = _references(job, config, folder, say)
     plan = planned_arms(config, judged_arm(references[0]))
@@ -64,6 +67,8 @@ def check_command(config: AuditConfig, words: tuple[str, ...]) -> None:
     if not any("{dir}" in word for word in words) and not config.audit.own_dir:
         way = "write {dir} where the job writes (train.py --out {dir}), or say audit.own_dir=true if it obeys ECRL_ARM_DIR"
         raise ConfigError("COMMAND", "names no {dir}: every arm would write to the same place, and resume from another's checkpoints", way)
+    if config.audit.elastic and "{dir}" not in config.audit.elastic and not config.audit.own_dir:
+        raise ConfigError("audit.elastic", "names no {dir}: it would not find what the command has saved", "write {dir} where the job writes")
 
 
 def _check_folder(folder: Path) -> None:
@@ -106,6 +111,24 @@ def _cold(job: Job, reference: Arm, folder: Path, say: Say) -> list[Arm]:
         say(f"{COLD}: the job does not start without its state ({last_words(folder / COLD)}): nothing to compare with")
         shutil.rmtree(folder / COLD)
         return []
+
+
+def asked_of(folder: Path) -> dict[str, Any]:
+    """The command, configuration and plan of an audit that was run in `folder`, as far as its audit.json tells."""
+    refuse_links(folder, ("audit.json",))
+    try:
+        document = read_json(folder / "audit.json") if (folder / "audit.json").exists() else {}
+    except RecordError:
+        return {}  # it is written anew
+    kinds = {"command": list, "config": dict, "plan": list}
+    return {key: document[key] for key, kind in kinds.items() if isinstance(document, dict) and isinstance(document.get(key), kind)}
+
+
+def order_of(asked: dict[str, Any]) -> str:
+    """What `audit.order` was then."""
+    keys = asked.get("config", {}).get("audit")
+    order = keys.get("order") if isinstance(keys, dict) else None
+    return order if order in ORDERS else ORDERS[0]
 
 
 def judge_folder(folder: Path, reference: Path | None, order: str) -> AuditVerdict:

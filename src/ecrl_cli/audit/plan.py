@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from ecrl_cli.audit.components import Judged
+from ecrl_cli.audit.components import SHOWN, Judged
 from ecrl_cli.config.audit import AuditConfig, step_and_moment
 from ecrl_cli.errors import ConfigError
 
@@ -34,7 +34,10 @@ def planned_arms(config: AuditConfig, reference: Judged) -> tuple[PlannedArm, ..
     """The arms with faults. ConfigError if a fault given by the user cannot happen in this job."""
     last, ranks = reference.path.last, {process.rank for process in reference.arm.processes}
     if config.failure.kind != "none":
-        return (_typed(config, last, ranks),)
+        by_rank: dict[int, set[int]] = {rank: set() for rank in ranks}
+        for process in reference.arm.processes:
+            by_rank[process.rank].update(save["after_step"] for save in process.saves)
+        return (_typed(config, last, by_rank),)
     saved = sorted({save["after_step"] for process in reference.arm.processes for save in process.saves if save.get("done")})
     saved = [step for step in saved if 0 < step < last]
     epochs = sorted({step for process in reference.arm.processes for step in process.epochs if 0 < step < last})
@@ -47,14 +50,18 @@ def planned_arms(config: AuditConfig, reference: Judged) -> tuple[PlannedArm, ..
     return tuple(found[: config.audit.failures])
 
 
-def _typed(config: AuditConfig, last: int, ranks: set[int]) -> PlannedArm:
+def _typed(config: AuditConfig, last: int, saved: dict[int, set[int]]) -> PlannedArm:
+    """`saved`: by rank, the steps behind which the undisturbed run saved."""
     failure, strikes = config.failure, []
-    if failure.rank not in ranks:
-        raise ConfigError("failure.rank", f"rank {failure.rank} does not exist, the job has {len(ranks)}", f"use 0 to {max(ranks)}")
+    if failure.rank not in saved:
+        raise ConfigError("failure.rank", f"rank {failure.rank} does not exist, the job has {len(saved)}", f"use 0 to {max(saved)}")
     for index, text in enumerate(failure.steps):
         step, moment = step_and_moment(text)
         if step > last:
             raise ConfigError("failure.steps", f"step {step} is beyond the job's last step {last}", "lower it")
+        if moment == "save" and step not in saved[failure.rank]:
+            said = f"{text}: rank {failure.rank} saves nothing behind step {step} in the undisturbed run"
+            raise ConfigError("failure.steps", said, f"it saves behind {', '.join(map(str, sorted(saved[failure.rank])[:SHOWN])) or 'none'}")
         strikes.append(PlannedStrike(index, index, failure.kind, failure.rank, step, moment))
     return PlannedArm("struck", "as typed", tuple(strikes), bool(config.audit.elastic))
 

@@ -223,6 +223,9 @@ def progress(judged: Judged) -> Finding:
         return Finding(promise, BROKEN, f"attempt {first.attempt} ended by itself with {ending(first.exit_code, first.signal)}", arm)
     if left:
         return Finding(promise, BROKEN, f"{left} processes outlived their attempt", arm)
+    missed = [said for number, said in sorted(judged.arm.planned.items()) if number not in judged.arm.happened]
+    if missed:
+        return Finding(promise, UNKNOWN, f"a planned failure never happened: {missed[0]}", arm)
     seconds = sum(before.seconds for _, rank, _, before, _ in judged.path.done_again if rank == 0)
     return Finding(
         promise,

@@ -108,16 +108,22 @@ class Launch:
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm; `launches` is empty if ECRL did not run it."""
+    """One arm; `launches` is empty if ECRL did not run it. `planned`: the failures that were planned for it, in words, by their number."""
 
     name: str
     folder: Path
     attempts: dict[int, list[Process]]
     launches: tuple[Launch, ...] = ()
+    planned: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def processes(self) -> list[Process]:
         return [process for number in sorted(self.attempts) for process in self.attempts[number]]
+
+    @property
+    def happened(self) -> set[int]:
+        """The numbers of the failures that are on record."""
+        return {strike["index"] for process in self.processes for strike in process.strikes}
 
 
 def read_arm(folder: Path) -> Arm:
@@ -139,19 +145,26 @@ def read_arm(folder: Path) -> Arm:
         attempts[int(match[1])] = sorted(trained, key=lambda process: (process.rank, process.path))
     if not any(attempts.values()):
         raise EvidenceMissing(str(folder), "no step is on record", "was the command a torch job? python -I, -E and -S keep the recorder out")
-    return Arm(folder.name, folder, attempts, _launches(folder / "arm.json"))
+    return Arm(folder.name, folder, attempts, *_watched_from_outside(folder / "arm.json"))
 
 
-def _launches(path: Path) -> tuple[Launch, ...]:
+def _watched_from_outside(path: Path) -> tuple[tuple[Launch, ...], dict[int, str]]:
+    """The launches, and the failures that were planned."""
     if not path.exists():
-        return ()
+        return (), {}
     document = read_json(path)
-    listed = document.get("launches", []) if isinstance(document, dict) else []
+    listed, strikes = (document.get(name, []) if isinstance(document, dict) else [] for name in ("launches", "strikes"))
     names = {"attempt", "exit_code", "signal", "seconds", "hung", "left_behind", "planned"}
     try:
-        return tuple(Launch(**{key: value for key, value in entry.items() if key in names}) for entry in listed)
-    except (TypeError, ValueError, AttributeError) as error:
+        launches = tuple(Launch(**{key: value for key, value in entry.items() if key in names}) for entry in listed)
+        return launches, {_count(strike["index"]): _planned(strike) for strike in strikes}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecordError(path.name, f"is no record of launches ({str(error)[:200]})") from error
+
+
+def _planned(strike: Mapping[str, Any]) -> str:
+    words = (_shortened(str(strike[name])) for name in ("kind", "rank", "step", "moment"))
+    return "{} of rank {} at step {} ({})".format(*words)
 
 
 def read_process(path: Path, attempt: int) -> Process:
@@ -211,6 +224,8 @@ def _take(process: Process, batches: dict[int, Batch], line: dict[str, Any]) -> 
         into = {"save": process.saves, "load": process.loads, "call": process.calls, "strike": process.strikes}.get(kind)
         if into is not None:  # unknown types come from later versions
             line["after_step"] = _count(line.get("after_step", len(process.steps)))
+            if kind == "strike":
+                line["index"] = _count(line.get("index", 0))
             if "seconds" in line:
                 line["seconds"] = _seconds(line["seconds"])
             into.append({key: _shortened(value) for key, value in line.items()})

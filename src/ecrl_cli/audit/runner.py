@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from ecrl_cli.errors import ConfigError, EcrlError, Stopped
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.processes import become_subreaper, open_pidfd, reap, sweep, tagged, wait_all
 from ecrl_cli.storage.files import write_json
+from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 
 Say = Callable[[str], None]
 _LOOK_S = 0.5  # how often the records are checked for growth
@@ -112,32 +115,32 @@ def _attempt(job: Job, arm: Path, number: int, strikes: tuple[PlannedStrike, ...
         "ECRL_STRIKES": json.dumps([encode(strike) for strike in strikes]),
     }
     began = monotonic()
-    with (logs / "output.log").open("wb") as output:
+    with StopSignals() as stop, (logs / "output.log").open("wb") as output:
         try:
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True)
         except OSError as error:
             raise ConfigError("COMMAND", f"{command[0]} cannot be started ({error.strerror})", "write the command behind --") from error
-        try:
-            hung = _wait(child, arm, job.keys)
-        except KeyboardInterrupt:
+        hung = _wait(child, arm, job.keys, stop)
+        left = 0 if hung or stop.first else len(_leftovers(tag))
+        if hung or left or stop.first:
             sweep(tagged(tag), seconds=5.0)
-            raise Stopped("SIGINT", f"the audit was stopped in arm {arm.name}", "the same command begins again") from None
-    left = 0 if hung else len(_leftovers(tag))
-    if hung or left:
-        sweep(tagged(tag), seconds=5.0)
+        if stop.first:
+            raise Stopped(signal.Signals(stop.first).name, f"the audit was stopped in arm {arm.name}", "the same command begins again")
     status = child.returncode if child.returncode is not None else child.wait()
     code, signal_number = (status, None) if status >= 0 else (None, -status)
     return Launch(number, code, signal_number, monotonic() - began, hung, left, planned=_struck(arm, number))
 
 
-def _wait(child: subprocess.Popen[bytes], arm: Path, keys: AuditKeys) -> bool:
-    """Wait for the command to end; returns whether it hung and was killed."""
-    pidfd = open_pidfd(child.pid)
+def _wait(child: subprocess.Popen[bytes], arm: Path, keys: AuditKeys, stop: StopSignals) -> bool:
+    """Wait for the command to end, or for a signal that stops the audit; returns whether it hung and was killed."""
+    pidfd, ready = open_pidfd(child.pid), select.poll()
+    for fd in (pidfd, stop.fileno()):
+        if fd is not None:
+            ready.register(fd, select.POLLIN)
     seen, since = -1, monotonic()
     try:
-        while child.poll() is None:
-            if pidfd is not None:
-                wait_all([pidfd], _LOOK_S)
+        while child.poll() is None and not stop.first:
+            ready.poll(_LOOK_S * 1000)
             grown = sum(path.stat().st_size for path in arm.glob("attempt-*/*") if path.is_file())
             if grown != seen:
                 seen, since = grown, monotonic()

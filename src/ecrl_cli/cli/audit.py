@@ -64,7 +64,7 @@ def quoted(text: str) -> str:
 
 
 def _judge(words: list[str]) -> int:
-    from ecrl_cli.audit.audit import judge_folder, write_result
+    from ecrl_cli.audit.audit import asked_of, judge_folder, order_of, write_result
 
     flags = parser().parse_args(words)
     if flags.state:
@@ -73,8 +73,9 @@ def _judge(words: list[str]) -> int:
         raise ConfigError("ecrl audit", f"needs the folder of a recording, got {shown(' '.join(map(str, flags.folders)))}", "or a command behind --")
     check_report(flags.junit)
     folder = flags.folders[0].absolute()
-    verdict = judge_folder(folder, flags.reference, flags.order)
-    write_result(folder, verdict, {})
+    asked = asked_of(folder)
+    verdict = judge_folder(folder, flags.reference, flags.order or order_of(asked))
+    write_result(folder, verdict, asked)
     _answer(verdict, folder, flags)
     return EXIT_CODES[verdict.status]
 
@@ -85,7 +86,7 @@ def parser() -> Parser:
     made.add_argument("folders", nargs="+", type=Path)
     made.add_argument("--state", action="store_true")
     made.add_argument("--reference", type=Path)
-    made.add_argument("--order", choices=("auto", "declared", "free"), default="auto")
+    made.add_argument("--order", choices=("auto", "declared", "free"), default="")
     return made
 
 

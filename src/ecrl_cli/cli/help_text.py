@@ -202,6 +202,7 @@ Examples
   audit.cold=true    also start it with nothing to resume from: a resumed attempt must differ from that
   audit.elastic=TEXT the command from the second attempt on of one more arm, with another number of processes
   --reference DIR    an undisturbed recording from elsewhere
+  --order WORD       of a recording: declared, free, or auto; as the audit was run, if it says nothing
   --junit FILE       the promises as JUnit XML
 
 """

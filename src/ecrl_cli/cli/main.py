@@ -91,7 +91,7 @@ def _run(verb: str, words: list[str], debug: bool) -> int:
     """The verb is a function in the module of its name, imported on demand: `ecrl --help` starts fast, and `verify` does not import Hydra."""
     if verb == "completion":
         return _completion(words)
-    if verb in ("train", "study"):
+    if verb in ("train", "study", "audit"):
         _hear_interrupt()
     command = getattr(import_module(f"ecrl_cli.cli.{verb}"), verb)
     return int(command(words, debug=debug) if verb == "train" else command(words))

@@ -14,6 +14,7 @@ from ecrl_cli.config.schema import at_least, one_of, positive
 from ecrl_cli.errors import ConfigError, shown
 
 KINDS = ("none", "kill", "term", "exit", "stop", "raise", "oom")
+ORDERS = ("auto", "declared", "free")
 MOMENTS = ("before", "backward", "optimizer", "save")
 _STEP = re.compile(r"^(\d{1,9})(?:\.([a-z]+))?$")
 
@@ -34,7 +35,7 @@ class AuditKeys:
     references: int = field(default=2, metadata={"minimum": 1, "maximum": 8})
     failures: int = field(default=3, metadata={"minimum": 1, "maximum": 3})
     digests: int = at_least(1, 0)
-    order: str = one_of("auto", ("auto", "declared", "free"))
+    order: str = one_of("auto", ORDERS)
     max_restarts: int = at_least(5, 0)
     silence_s: float = positive(120.0)
     start_timeout_s: float = positive(600.0)
