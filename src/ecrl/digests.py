@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tupl
 try:  # the fastest that the job's environment has
     import xxhash  # type: ignore[import-not-found,unused-ignore]
 
-    NAME = "xxh3_128/v4"
+    NAME = "xxh3_128/v5"
 
     def _new() -> Any:
         return xxhash.xxh3_128()
@@ -23,12 +23,12 @@ except ImportError:
     try:
         import blake3
 
-        NAME = "blake3/v4"
+        NAME = "blake3/v5"
 
         def _new() -> Any:
             return blake3.blake3()
     except ImportError:
-        NAME = "blake2b_128/v4"
+        NAME = "blake2b_128/v5"
 
         def _new() -> Any:
             return hashlib.blake2b(digest_size=16)
@@ -57,13 +57,17 @@ def of_named(pairs: Iterable[Tuple[str, Any]]) -> str:
 
 def _feed(digest: Any, value: Any) -> Any:
     """Add a value to `digest`; the bytes of one that is hashed in pieces are given back instead."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if _is_tensor(value):
         digest.update(("%s%s" % (value.dtype, tuple(value.shape))).encode())
         data = tensor_bytes(value)
         if len(data) >= PIECE:
             return data
         digest.update(data)
+        return b""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)) and not value.dtype.hasobject:  # repr abridges an array
+        digest.update(("%s%s" % (value.dtype, value.shape)).encode())
+        digest.update(value.tobytes())
     else:
         digest.update(repr(value).encode())
     return b""
@@ -101,7 +105,7 @@ def tensor_bytes(value: Any) -> Any:
     import torch
 
     if type(value) in (torch.Tensor, torch.nn.Parameter) and value.dtype in (torch.float32, torch.int64, torch.uint8) and value.is_cpu:
-        plain = value.detach()
+        plain = value.detach() if value.requires_grad else value
         if plain.is_contiguous() and not plain.is_neg():
             return plain.numpy().data.cast("B") if plain.numel() else b""  # most tensors: no copy
     local = value.to_local() if hasattr(value, "to_local") else value
@@ -113,8 +117,11 @@ def tensor_bytes(value: Any) -> Any:
 
 
 def tensors_in(value: Any, path: str = "") -> Iterator[Tuple[str, Any]]:
-    """Every leaf of a batch with its path: dictionaries by sorted key, lists, tuples and objects with attributes (`__dict__`) in order."""
-    if isinstance(value, dict):
+    """Every leaf of a batch with its path: dictionaries by sorted key, lists and tuples in order, sets sorted, objects whose repr is that of `object`
+    (it holds an address, another in each process) or of a dataclass (it abridges its tensors) by their attributes."""
+    if _is_tensor(value):
+        yield path, value
+    elif isinstance(value, dict):
         for key in sorted(value, key=str):
             yield from tensors_in(value[key], "%s.%s" % (path, key))
     elif isinstance(value, (list, tuple)):
@@ -123,8 +130,22 @@ def tensors_in(value: Any, path: str = "") -> Iterator[Tuple[str, Any]]:
     elif hasattr(value, "items") and callable(value.items):  # a BatchEncoding and its like
         for key, item in sorted(value.items(), key=lambda pair: str(pair[0])):
             yield from tensors_in(item, "%s.%s" % (path, key))
+    elif isinstance(value, (set, frozenset)):
+        yield path, sorted(map(repr, value))
+    elif hasattr(value, "__dict__") and not isinstance(value, type) and (_addressed(value) or hasattr(value, "__dataclass_fields__")):
+        yield path, type(value).__qualname__
+        yield from tensors_in(vars(value), path)
     else:
         yield path, value
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _addressed(value: Any) -> bool:
+    return cast(Any, type(value).__repr__) is object.__repr__
 
 
 def rows(leaves: List[Tuple[str, Any]]) -> Optional[List[str]]:
@@ -212,7 +233,8 @@ def optimizer_state(optimizers: Iterable[Any]) -> Tuple[str, int]:
     for place, parameter in _numbered(optimizers):
         state = optimizers[place[0]].state.get(parameter) or {}
         count += bool(state)
-        found += [("%d.%d.%d.%s" % (*place, key), state[key]) for key in sorted(state, key=str)]
+        for key in sorted(state, key=str):
+            found += tensors_in(state[key], "%d.%d.%d.%s" % (*place, key))
     return of_named(found), count
 
 
@@ -233,9 +255,11 @@ def settings(optimizers: Iterable[Any]) -> str:
     """Of what the groups hold besides parameters: lr, betas, weight decay, ..."""
     global _settings
     optimizers = list(optimizers)
-    values = [
-        thing for optimizer in optimizers for group in optimizer.param_groups for key in group if key != "params" for thing in (key, group[key])
-    ]
+    values: List[Any] = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            values += group
+            values += group.values()
     if len(values) == len(_settings[0]) and all(map(operator.is_, values, _settings[0])):
         return _settings[1]
     digest = of_named(
@@ -245,7 +269,8 @@ def settings(optimizers: Iterable[Any]) -> str:
         for key in sorted(group)
         if key != "params"
     )
-    _settings = (values if all(_constant(value) for value in values) else [], digest)
+    constant = all(_constant(group[key]) for optimizer in optimizers for group in optimizer.param_groups for key in group if key != "params")
+    _settings = (values if constant else [], digest)
     return digest
 
 

@@ -20,7 +20,7 @@ import json
 import os
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 FORMAT = 1
 FOLDER, ATTEMPT = "ECRL_RECORD", "ECRL_ATTEMPT"
@@ -28,7 +28,24 @@ _HELD_S = 1.0  # how long a batch may wait to be written: the auditor takes a re
 MAX_IDS = 1_000_000  # of one batch: more are not written out
 
 _current: Optional["Recording"] = None
-_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode  # json.dumps makes an encoder anew for each line
+
+
+def _encoder() -> Callable[[Any], str]:
+    """As `json.dumps` with these separators, which makes an encoder anew for each line; CPython's own is kept where it is to be had."""
+    try:
+        made = json.encoder.c_make_encoder(None, str, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)  # type: ignore[attr-defined,misc,unused-ignore]
+
+        def encode(value: Any) -> str:
+            return "".join(made(value, 0))
+
+        if encode({"a": [1.5, None, True], "b": "\n"}) == '{"a":[1.5,null,true],"b":"\\n"}':
+            return encode
+    except Exception:  # another Python than CPython, or a later one
+        pass
+    return json.JSONEncoder(separators=(",", ":"), default=str).encode
+
+
+_encode = _encoder()
 
 
 def current() -> Optional["Recording"]:

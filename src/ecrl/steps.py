@@ -282,7 +282,7 @@ def on_device(loss: Any) -> bool:
 def as_number(loss: Any) -> Any:
     """A loss as a number; one that has several elements, or none, is left out. On a GPU this is read after the step, when it is there anyway."""
     try:
-        return float(loss.detach().double().item()) if hasattr(loss, "detach") else float(loss)
+        return float(loss.item()) if hasattr(loss, "item") else float(loss)
     except (ValueError, TypeError, RuntimeError):
         return None
 

@@ -115,6 +115,8 @@ class Strikes:
             self._carry_out(entry, step)
 
     def _due(self, moment: str, step: int) -> Optional[Dict[str, Any]]:
+        if not self._entries:
+            return None
         rank = self._recording.rank
         for entry in self._entries:
             if entry["moment"] == moment and entry["step"] == step + self.offset and entry["rank"] == rank:

@@ -8,7 +8,8 @@ import os
 import random
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ import ecrl
 from ecrl import digests, recording
 from ecrl.recording import Recording
 from ecrl.saves import FollowedRename
+from ecrl.steps import as_number
 from ecrl.strikes import Strikes
 from ecrl_cli.audit.audit import judge_folder
 from ecrl_cli.audit.lineage import path_of
@@ -197,7 +199,7 @@ def test_the_recorder_is_written_in_python_3_9(tmp_path: Path) -> None:
         assert not any(isinstance(node, ast.Match) for node in ast.walk(ast.parse(path.read_text())))
 
 
-@pytest.mark.parametrize(("missing", "name"), [(["xxhash"], "blake3/v4"), (["xxhash", "blake3"], "blake2b_128/v4")])
+@pytest.mark.parametrize(("missing", "name"), [(["xxhash"], "blake3/v5"), (["xxhash", "blake3"], "blake2b_128/v5")])
 def test_digests_are_taken_by_the_fastest_that_there_is(missing: list[str], name: str) -> None:
     code = f"import sys; sys.modules |= dict.fromkeys({missing}); from ecrl import digests; print(digests.NAME, digests.of_named([('a', 1)]) != '')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -262,6 +264,73 @@ def test_a_generator_is_told_apart_by_each_draw(monkeypatch: pytest.MonkeyPatch)
         random.setstate(before[1])
         numpy.random.set_state(before[2])
         assert digests.generators() == first
+
+
+class _Batch:
+    """As many collate functions make them: no repr of its own."""
+
+    def __init__(self, values: torch.Tensor, names: set[str]) -> None:
+        self.values, self.names = values, names
+
+
+@dataclass
+class _DataclassBatch:
+    values: torch.Tensor
+
+
+def _alike_and_other(make: Callable[[torch.Tensor], Any]) -> tuple[bool, bool]:
+    """Whether two equal values have one digest, and one that differs in an element which a repr leaves out has another."""
+    changed = torch.arange(5000.0)
+    changed[2500] += 1
+    one, again, other = (digests.of_named(digests.tensors_in(make(values))) for values in (torch.arange(5000.0), torch.arange(5000.0), changed))
+    return one == again, one != other
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda values: _Batch(values, {"b", "a"}),
+        lambda values: [_DataclassBatch(values)],
+        lambda values: {"x": values.numpy()},
+        lambda values: (values, "text"),
+    ],
+    ids=["object", "dataclass", "numpy array", "tuple"],
+)
+def test_a_batch_is_told_by_its_content_whatever_holds_it(make: Callable[[torch.Tensor], Any]) -> None:
+    assert _alike_and_other(make) == (True, True)
+
+
+def test_tensors_inside_a_list_of_the_optimizers_state_are_digested() -> None:
+    """LBFGS keeps its directions so."""
+
+    def taken(values: torch.Tensor) -> str:
+        parameter = torch.nn.Parameter(torch.ones(2))
+        optimizer = SimpleNamespace(param_groups=[{"params": [parameter]}], state={parameter: {"old_dirs": [values]}})
+        return digests.optimizer_state([optimizer])[0]
+
+    changed = torch.arange(5000.0)
+    changed[2500] += 1e-3
+    assert taken(torch.arange(5000.0)) == taken(torch.arange(5000.0)) != taken(changed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_loss_is_recorded_as_it_is(dtype: torch.dtype) -> None:
+    """To the last bit, of whatever precision."""
+    for bits in range(1, 2000, 7):
+        loss = (torch.tensor(1.0, dtype=torch.float64) / bits).to(dtype)
+        assert torch.tensor(json.loads(recording._encode(as_number(loss))), dtype=dtype) == loss
+    assert as_number(torch.ones(2)) is None and as_number(0.5) == 0.5
+
+
+def test_a_line_is_that_of_json_dumps() -> None:
+    line = {
+        "type": "step",
+        "losses": [0.1, 1e-300, float("nan"), float("inf"), None],
+        "text": '\x1b\ud800ä\n"',
+        "path": Path("a"),
+        "n": [2**60, True, ()],
+    }
+    assert recording._encode(line) == json.dumps(line, separators=(",", ":"), default=str)
 
 
 def test_a_setting_is_told_apart_however_it_is_changed() -> None:
