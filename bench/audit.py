@@ -1,10 +1,11 @@
 """What recording costs a job: `python -m bench.audit` measures, in one run with interleaved arms, and prints JSON.
 
-Two jobs: steps of about 10 ms, recorded without digests; steps of about 50 ms with 10 million parameters and AdamW, recorded with digests of
-parameters and optimizer state after every step. Each job runs as three processes of its own: undisturbed, undisturbed again (the A/A control) and
-recorded as `ecrl audit` does it (sitecustomize, one core, one thread). A round lets each do a block of steps while the others wait, in another order
-every time. Ratios are medians of the rounds' ratios of medians. The digest is XXH3 where xxhash is installed, else BLAKE3: which one is
-in the result. Absolute numbers belong to this machine and this minute.
+Two jobs of one thread each: steps of 10 ms, recorded without digests; steps of 50 ms with 10 million parameters and AdamW, recorded with digests of
+parameters and optimizer state after every step. The second is measured twice: on all cores of the machine (large tensors are hashed on up to four),
+and on one. Each job runs as three processes of its own: undisturbed, undisturbed again (the A/A control) and recorded as `ecrl audit` does it
+(sitecustomize). The undisturbed one is filled up until its median step takes what it should; the others are filled alike. A round lets each do a
+block of steps while the others wait, in another order every time. Ratios are medians of the rounds' ratios of medians. The digest is XXH3 where
+xxhash is installed, else BLAKE3: which one is in the result. Absolute numbers belong to this machine and this minute.
 """
 
 from __future__ import annotations
@@ -31,16 +32,22 @@ ARMS = ("bare", "bare again", "recorded")
 
 @dataclass(frozen=True)
 class Case:
-    """`width`: of the three layers; `step_ms`: what a step is filled up to; `goal`: recorded / bare."""
+    """`width`: of the three layers; `step_ms`: what a step is filled up to; `goal`: recorded / bare; `cores`: that each process may use, 0: all."""
 
     name: str
     width: int
     step_ms: float
     digests: int
     goal: float
+    cores: int = 0
 
 
-CASES = (Case("no digests, 10 ms", 64, 10.0, 0, 1.03), Case("digests every step, 50 ms, 10 M parameters", 1830, 50.0, 1, 1.10))
+CASES = (
+    Case("no digests, 10 ms", 64, 10.0, 0, 1.03),
+    Case("digests every step, 50 ms, 10 M parameters", 1830, 50.0, 1, 1.10),
+    Case("digests every step, 50 ms, 10 M parameters, one core", 1830, 50.0, 1, 1.10, cores=1),
+)
+CALIBRATION, NEAR = 10, 0.02  # how often the fill is corrected at most, and how near to `step_ms` the median is to come
 
 
 class Worker:
@@ -50,7 +57,9 @@ class Worker:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         if recorder is not None:
             environment |= {"PYTHONPATH": str(recorder), "ECRL_RECORD": str(folder), "ECRL_DIGESTS": str(case.digests), "ECRL_ATTEMPT": "0"}
-        command = [sys.executable, str(Path(__file__).with_name("recorded_job.py")), str(case.width), str(case.step_ms)]
+        command = [sys.executable, str(Path(__file__).with_name("recorded_job.py")), str(case.width)]
+        if case.cores:
+            command = ["taskset", "--cpu-list", ",".join(map(str, sorted(os.sched_getaffinity(0))[: case.cores])), *command]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
     def ask(self, words: str) -> Any:
@@ -65,12 +74,29 @@ class Worker:
         self.process.wait()
 
 
+def calibrated(worker: Worker, step_ms: float, steps: int) -> int:
+    """How many multiplications fill the median step of `worker` up to `step_ms`; what one takes differs from process to process and minute to
+    minute, so that it is corrected by what the steps really took."""
+    own, one = worker.ask("calibrate")
+    fill = round((step_ms / 1000 - own) / one)
+    for _ in range(CALIBRATION):
+        fill = max(0, fill)
+        worker.ask(f"fill {fill}")
+        took = statistics.median(worker.ask(f"steps {steps}"))
+        if fill:
+            one = max(one / 4, (took - own) / fill)
+        if abs(1000 * took / step_ms - 1) <= NEAR:
+            break
+        fill += round((step_ms / 1000 - took) / one)
+    return max(0, fill)
+
+
 def measure(case: Case, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
     recorder = install_recorder(folder)
     record = folder / "record"
     workers = {arm: Worker(case, recorder if arm == "recorded" else None, record) for arm in ARMS}
     try:
-        fill = workers["bare"].ask("calibrate")
+        fill = calibrated(workers["bare"], case.step_ms, 3 * steps)
         for worker in workers.values():
             worker.ask(f"fill {fill}")
             worker.ask(f"steps {steps}")  # warms up
@@ -93,6 +119,8 @@ def measure(case: Case, rounds: int, steps: int, folder: Path) -> dict[str, Any]
         "goals": {"recorded / bare": at_most(ratio, case.goal)},
         "controls": {"A/A: bare again / bare": round(control, 4)},
         "conclusive": abs(control - 1) <= 0.03,
+        "cores": case.cores or len(os.sched_getaffinity(0)),
+        "multiplications": fill,
         "digest": next(line["digest"] for line in lines if line["type"] == "start"),
         "bytes_per_step": round(sum(len(json.dumps(line)) for line in lines) / len(recorded)),
     }

@@ -1,10 +1,12 @@
-"""The job that bench/audit.py records: `python -m bench.recorded_job WIDTH MS` reads orders from standard input, line by line, and answers each with
-one line of JSON: `calibrate` (how many multiplications fill a step up to MS), `fill N` (do so many in each), `steps N` (the seconds of each of N).
+"""The job that bench/audit.py records: `python -m bench.recorded_job WIDTH` reads orders from standard input, line by line, and answers each with
+one line of JSON: `calibrate` (the seconds of an unfilled step and of one multiplication), `fill N` (do so many of them in each step), `steps N` (the
+seconds of each of N).
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 from typing import Any
@@ -14,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 
-def main(width: int, step_ms: float) -> None:
+def main(width: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     model = nn.Sequential(*[nn.Linear(width, width) for _ in range(3)])
@@ -48,9 +50,9 @@ def main(width: int, step_ms: float) -> None:
     fill = 0
     for line in sys.stdin:
         words = line.split()
-        if words[0] == "calibrate":  # how many multiplications fill the step up
-            own, one = min(step(0) for _ in range(50)), min(multiplied() for _ in range(50))
-            sys.stdout.write(json.dumps(max(0, int((step_ms / 1000 - own) / one))) + "\n")
+        if words[0] == "calibrate":
+            seconds = [statistics.median(step(0) for _ in range(50)), statistics.median(multiplied() for _ in range(50))]
+            sys.stdout.write(json.dumps(seconds) + "\n")
         elif words[0] == "fill":
             fill = int(words[1])
             sys.stdout.write("null\n")
@@ -60,4 +62,4 @@ def main(width: int, step_ms: float) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    main(int(sys.argv[1]))
