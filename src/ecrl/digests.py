@@ -47,11 +47,13 @@ def of_named(pairs: Iterable[Tuple[str, Any]]) -> str:
     for name, value in pairs:
         digest.update(name.encode())
         data = _feed(digest, value)
-        pieces += [data[start : start + PIECE] for start in range(0, len(data), PIECE)]
+        if data:
+            pieces += [data[start : start + PIECE] for start in range(0, len(data), PIECE)]
         if len(pieces) * PIECE >= BATCH:
             digest.update(b"".join(_each(pieces)))
             pieces = []
-    digest.update(b"".join(_each(pieces)))
+    if pieces:
+        digest.update(b"".join(_each(pieces)))
     return str(digest.hexdigest())
 
 
@@ -102,8 +104,7 @@ def _cores() -> int:
 
 def tensor_bytes(value: Any) -> Any:
     """The bytes of a tensor in C order; of a sharded one those of this rank's shard."""
-    import torch
-
+    torch = sys.modules["torch"]
     if type(value) in (torch.Tensor, torch.nn.Parameter) and value.dtype in (torch.float32, torch.int64, torch.uint8) and value.is_cpu:
         plain = value.detach() if value.requires_grad else value
         if plain.is_contiguous() and not plain.is_neg():
@@ -166,11 +167,10 @@ _numpy_state: Optional[Callable[[], bytes]] = None
 
 def generators() -> Dict[str, str]:
     """Of this process's generators: `rng`: torch's on the CPU and on each CUDA device in use; `rng_python`; `rng_numpy`."""
-    import torch
-
     global _python_state, _numpy_state
-    torch_state = torch.get_rng_state().numpy().tobytes()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    torch = sys.modules["torch"]
+    torch_state = torch.default_generator.get_state().numpy().tobytes()
+    if torch.cuda.is_initialized():
         torch_state = b"".join([torch_state, *(state.numpy().tobytes() for state in torch.cuda.get_rng_state_all())])
     if _python_state is None:
         _python_state = _reader_of_python()
@@ -201,8 +201,10 @@ def _reader_of_python() -> Callable[[], bytes]:
     address = id(generator) + object.__basicsize__
     state = random.getstate()[1]
     whole = sys.implementation.name == "cpython" and type(generator).__basicsize__ >= object.__basicsize__ + layout.size
-    if whole and ctypes.string_at(address, layout.size) == layout.pack(state[624], *state[:624]):
-        return lambda: ctypes.string_at(address, layout.size) + repr(generator.gauss_next).encode()
+    if whole:
+        there = (ctypes.c_char * layout.size).from_address(address)
+        if there.raw == layout.pack(state[624], *state[:624]):
+            return lambda: there.raw if generator.gauss_next is None else there.raw + repr(generator.gauss_next).encode()
     return lambda: repr(random.getstate()).encode()
 
 
@@ -211,8 +213,10 @@ def _reader_of_numpy(numpy: Any) -> Callable[[], bytes]:
     layout, generator = struct.Struct("624Ii"), numpy.random.mtrand._rand
     name, key, position = numpy.random.get_state()[:3]
     address = generator._bit_generator.ctypes.state_address
-    if name == "MT19937" and ctypes.string_at(address, layout.size) == layout.pack(*key.tolist(), position):
-        return lambda: ctypes.string_at(address, layout.size)
+    if name == "MT19937":
+        there = (ctypes.c_char * layout.size).from_address(address)
+        if there.raw == layout.pack(*key.tolist(), position):
+            return lambda: there.raw
     return lambda: repr(numpy.random.get_state(legacy=False)).encode()
 
 
