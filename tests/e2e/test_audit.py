@@ -84,6 +84,7 @@ def test_a_planted_bug_is_found_and_named(healthy: tuple[Path, str]) -> None:
         (["--", "no-such-command", "{dir}"], "no-such-command cannot be started"),
         (["--", sys.executable, "-c", "raise SystemExit('out of luck')", "{dir}"], "ended with exit code 1 without any failure: out of luck"),
         (["audit.elastic=python train.py", "--", "true", "{dir}"], "audit.elastic: names no {dir}"),
+        (["audit.resume=--from '{dir}", "--", "true", "{dir}"], "audit.resume: is no command line (no closing quotation)"),
         (["nowhere"], "needs the folder of a recording"),
         (["--state", "a.pt"], "compares two states, got 1"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from ecrl_cli.audit.audit import judge_folder, write_result
 from ecrl_cli.audit.components import Finding, judged_arm
 from ecrl_cli.audit.plan import planned_arms
 from ecrl_cli.audit.records import read_arm
+from ecrl_cli.audit.runner import Job
 from ecrl_cli.audit.verdict import AuditVerdict, render
 from ecrl_cli.cli.audit import audit
-from ecrl_cli.config.audit import AuditConfig, AuditFailure
+from ecrl_cli.config.audit import AuditConfig, AuditFailure, AuditKeys
 from ecrl_cli.errors import ConfigError, RecordError, RunDirectoryError
 from tests.unit.audit_recordings import LAST, attempt_lines, change, healthy, ids, state, told, write, write_arm
 
@@ -246,6 +248,16 @@ def test_a_save_is_struck_only_where_one_is(recorded: Path) -> None:
         planned(0, "13.save")
     with pytest.raises(ConfigError, match=r"rank 1 saves nothing behind step 8 .* it saves behind none"):
         planned(1, "8.save")
+
+
+def test_the_words_of_a_restart_are_split_as_a_shell_does(tmp_path: Path) -> None:
+    """Quotes hold a word together, and so does a folder with a space in its name."""
+    arm, keys = tmp_path / "an arm", AuditKeys(resume="""--resume {dir}/last.pt --note 'second try'""", elastic="""python -c "print('{attempt}')" """)
+    job = Job(("python", "train.py", "--out={dir}"), keys, tmp_path)
+    resume = ["--resume", f"{arm}/work/last.pt", "--note", "second try"]
+    assert job.command(arm, 0) == ["python", "train.py", f"--out={arm}/work"]
+    assert job.command(arm, 1) == ["python", "-c", "print('1')", *resume]
+    assert replace(job, keys=replace(keys, elastic="")).command(arm, 2) == ["python", "train.py", f"--out={arm}/work", *resume]
 
 
 def test_what_is_judged_again_keeps_what_it_was_asked(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:

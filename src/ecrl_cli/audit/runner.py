@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -48,9 +49,9 @@ class Job:
         """The command line of attempt `attempt`."""
         words = list(self.words)
         if attempt and self.keys.elastic:
-            words = self.keys.elastic.split()
+            words = shlex.split(self.keys.elastic)
         if (attempt or self.cold) and self.keys.resume:
-            words += self.keys.resume.split()
+            words += shlex.split(self.keys.resume)
         places = {"{dir}": str(arm / "work"), "{attempt}": str(attempt)}
         return [_filled(word, places) for word in words]
 

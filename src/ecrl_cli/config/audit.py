@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -72,6 +73,11 @@ def build_audit(composed: Mapping[str, Any]) -> AuditConfig:
         raise ConfigError("failure", missing, "write failure=kill 'failure.steps=[31]', or leave both out: failures are drawn then")
     for text in config.failure.steps:
         step_and_moment(text)
+    for key in ("resume", "elastic"):
+        try:
+            shlex.split(getattr(config.audit, key))
+        except ValueError as error:
+            raise ConfigError(f"audit.{key}", f"is no command line ({str(error).lower()})", "close the quotes") from error
     return config
 
 
