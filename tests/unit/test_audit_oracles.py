@@ -7,17 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ecrl_cli.audit.audit import judge_folder, write_result
 from ecrl_cli.audit.components import Finding, judged_arm
 from ecrl_cli.audit.plan import planned_arms
 from ecrl_cli.audit.records import read_arm
-from ecrl_cli.audit.runner import Job
+from ecrl_cli.audit.runner import Job, run_arm
 from ecrl_cli.audit.verdict import AuditVerdict, render
 from ecrl_cli.cli.audit import audit
 from ecrl_cli.config.audit import AuditConfig, AuditFailure, AuditKeys
 from ecrl_cli.errors import ConfigError, RecordError, RunDirectoryError
+from ecrl_cli.linux.processes import tagged
 from tests.unit.audit_recordings import LAST, attempt_lines, change, healthy, ids, state, told, write, write_arm
 
 
@@ -258,6 +260,15 @@ def test_the_words_of_a_restart_are_split_as_a_shell_does(tmp_path: Path) -> Non
     assert job.command(arm, 0) == ["python", "train.py", f"--out={arm}/work"]
     assert job.command(arm, 1) == ["python", "-c", "print('1')", *resume]
     assert replace(job, keys=replace(keys, elastic="")).command(arm, 2) == ["python", "train.py", f"--out={arm}/work", *resume]
+
+
+def test_a_job_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
+    """Its first attempt stops itself, with a child that would outlive it."""
+    words = ("sh", "-c", "[ {attempt} = 0 ] || exit 0; sleep 1000 & kill -STOP $$", "{dir}")
+    job = Job(words, AuditKeys(start_timeout_s=3.0), tmp_path)
+    launches = run_arm(job, tmp_path / "arm", (), lambda line: None)
+    assert [(launch.hung, launch.exit_code, launch.signal) for launch in launches] == [(True, None, 9), (False, 0, None)]
+    assert [pid for pid in psutil.pids() if tagged(f"ECRL_AUDIT_ARM={tmp_path / 'arm'}")(pid)] == []
 
 
 def test_what_is_judged_again_keeps_what_it_was_asked(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:

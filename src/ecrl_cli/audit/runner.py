@@ -123,17 +123,19 @@ def _attempt(job: Job, arm: Path, number: int, strikes: tuple[PlannedStrike, ...
             raise ConfigError("COMMAND", f"{command[0]} cannot be started ({error.strerror})", "write the command behind --") from error
         hung = _wait(child, arm, job.keys, stop)
         left = 0 if hung or stop.first else len(_leftovers(tag))
+        if hung or stop.first:
+            child.kill()
+        status = child.wait()  # before the sweep, which reaps whatever it kills: the status would be lost then, and read as 0
         if hung or left or stop.first:
             sweep(tagged(tag), seconds=5.0)
         if stop.first:
             raise Stopped(signal.Signals(stop.first).name, f"the audit was stopped in arm {arm.name}", "the same command begins again")
-    status = child.returncode if child.returncode is not None else child.wait()
     code, signal_number = (status, None) if status >= 0 else (None, -status)
     return Launch(number, code, signal_number, monotonic() - began, hung, left, planned=_struck(arm, number))
 
 
 def _wait(child: subprocess.Popen[bytes], arm: Path, keys: AuditKeys, stop: StopSignals) -> bool:
-    """Wait for the command to end, or for a signal that stops the audit; returns whether it hung and was killed."""
+    """Wait for the command to end, or for a signal that stops the audit; returns whether it hangs."""
     pidfd, ready = open_pidfd(child.pid), select.poll()
     for fd in (pidfd, stop.fileno()):
         if fd is not None:
@@ -146,8 +148,6 @@ def _wait(child: subprocess.Popen[bytes], arm: Path, keys: AuditKeys, stop: Stop
             if grown != seen:
                 seen, since = grown, monotonic()
             elif monotonic() - since > (keys.silence_s if _stepped(arm) else keys.start_timeout_s):
-                sweep(tagged(f"ECRL_AUDIT_ARM={arm}"), seconds=5.0)
-                child.wait()
                 return True
         return False
     finally:
