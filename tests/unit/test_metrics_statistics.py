@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from ecrl_cli.metrics.overlap import RunCosts, overlap
-from ecrl_cli.metrics.statistics import RESAMPLES, SEED, bca, clopper_pearson, paired, prediction, ratio_of_means, signs, summary, wilson
+from ecrl_cli.metrics.statistics import RESAMPLES, SEED, bca, clopper_pearson, line, paired, prediction, ratio_of_means, signs, summary, wilson
 
 # Table 6 of the published matrix: goodput of blocking and overlapped in its eight suites, and the gain that it prints for each.
 BLOCKING = (7.5360, 8.3523, 12.0825, 8.4278, 7.5410, 11.8239, 12.3472, 13.6529)
@@ -163,3 +163,19 @@ def test_a_prediction_is_students_for_the_mean_of_further_values(n: int) -> None
     assert prediction(summary(seen), n) == pytest.approx(half, rel=1e-12)
     with pytest.raises(ValueError, match="at least two values"):
         prediction(summary([1.0]), n)
+
+
+def test_a_line_is_scipys() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=12)
+    y = 2 * x + rng.normal(size=12)
+    found, expected = line(list(x), list(y)), stats.linregress(x, y)
+    assert found is not None and found.n == 12
+    half = stats.t.ppf(0.975, 10) * expected.stderr
+    wanted = (expected.slope, expected.intercept, expected.slope - half, expected.slope + half, -expected.intercept / expected.slope)
+    assert (found.slope, found.intercept, found.low, found.high, found.zero) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize(("x", "y"), [([1.0, 2.0], [1.0, 2.0]), ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0])])
+def test_no_line_through_two_points_or_one_place(x: list[float], y: list[float]) -> None:
+    assert line(x, y) is None

@@ -9,11 +9,26 @@ from pathlib import Path
 
 import pytest
 
+from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.text.claims import claims, noise, sentences, winner
 from ecrl_cli.report.text.summary import pooled_over, summarize
-from tests.unit.report_runs import SEEDS, Plan, arms, compared, edit, full_plans, full_sweep, judged, make_run, make_sweep, timed
+from tests.unit.report_runs import (
+    SEEDS,
+    Plan,
+    arms,
+    compared,
+    edit,
+    full_plans,
+    full_sweep,
+    judged,
+    judged_again,
+    make_run,
+    make_sweep,
+    timed,
+    write_json,
+)
 
 
 @pytest.fixture(scope="module")
@@ -195,3 +210,44 @@ def test_what_pools_different_models_says_so(tmp_path: Path, clear: Comparison) 
     assert pooled_over(clear) == ""
     make_sweep(tmp_path, [*full_plans("one"), *(replace(plan, model="vit") for plan in full_plans("two"))])
     assert pooled_over(compared(tmp_path)).startswith("Numbers over all suites pool different models (small_cnn, vit); each suite")
+
+
+SIZES = {"one": 1_000_000, "two": 4_000_000, "three": 64_000_000}
+GROWS = "The gain of ovl over blk grows with the checkpoint: by 5 percentage points for each doubling of its size, seen in 9 pairs"
+
+
+def grown(folder: Path, gains: tuple[float, float, float], apart: float = 0.0) -> str:
+    """What is said of suites whose checkpoints are of SIZES, where overlapping gains `gains`, and from seed to seed `apart` less or more."""
+    full_sweep(folder, suites=tuple(SIZES), names=("ref", "blk", "ovl"))
+    for (suite, size), gain in zip(SIZES.items(), gains, strict=True):
+        for number, seed in enumerate(SEEDS):
+            timed(folder / f"{suite}-blk-s{seed}", 20.0)
+            timed(folder / f"{suite}-ovl-s{seed}", 20.0 / (1 + gain + apart * (number - 1)))
+            for arm in ("blk", "ovl"):
+                layout = RunLayout(folder / f"{suite}-{arm}-s{seed}")
+                said = read_json(layout.metrics)
+                saved = said["checkpoints"]
+                write_json(layout.metrics, said | {"checkpoints": saved | {"bytes": saved["committed"] * size + number}})
+                judged_again(layout)
+    found = [each.whole for each in sentences(compared(folder)) if "with the" in each.text and "checkpoint" in each.text]
+    return found[0] if found else ""
+
+
+@pytest.mark.parametrize(
+    ("gains", "apart", "said"),
+    [
+        ((0.0, 0.1, 0.3), 0.01, f"{GROWS}. Slope +5 points per doubling"),
+        ((-0.2, -0.1, 0.1), 0.01, f"{GROWS}; it crosses zero at about 16 MB. Slope"),
+        ((0.4, 0.3, 0.1), 0.01, GROWS.replace("grows", "falls") + ". Slope -5"),
+        ((0.1, 0.1, 0.1), 0.01, "Whether the gain of ovl over blk changes with the size of the checkpoint: no change that 9 pairs could show."),
+        ((0.0, 0.1, 0.3), 0.5, "Whether the gain of ovl over blk changes with the size of the checkpoint: no change that 9 pairs could show."),
+    ],
+)
+def test_whether_the_gain_grows_with_the_state_is_judged_by_the_slopes_interval(
+    gains: tuple[float, float, float], apart: float, said: str, tmp_path: Path
+) -> None:
+    assert grown(tmp_path, gains, apart).startswith(said)
+
+
+def test_two_sizes_show_no_trend(clear: Comparison) -> None:
+    assert "doubling" not in whole(clear)

@@ -75,6 +75,37 @@ class Paired:
     signs: Signs
 
 
+@dataclass(frozen=True)
+class Line:
+    """A straight line through points by least squares. `low`, `high`: the 95% interval of its slope by Student's t."""
+
+    n: int
+    slope: float
+    intercept: float
+    low: float
+    high: float
+
+    @property
+    def zero(self) -> float | None:
+        """Where it crosses zero; None if it is level."""
+        return -self.intercept / self.slope if self.slope else None
+
+
+def line(x: Sequence[float], y: Sequence[float], confidence: float = 0.95) -> Line | None:
+    """The line through the points; None with fewer than three of them, or where all lie at one x. ValueError if the lengths differ."""
+    if len(x) != len(y):
+        raise ValueError(f"{len(x)} values against {len(y)}")
+    if len(x) < 3 or min(x) == max(x):
+        return None
+    across, along = math.fsum(x) / len(x), math.fsum(y) / len(y)
+    spread = math.fsum((value - across) ** 2 for value in x)
+    slope = math.fsum((a - across) * (b - along) for a, b in zip(x, y, strict=True)) / spread
+    intercept = along - slope * across
+    residual = math.fsum((b - intercept - slope * a) ** 2 for a, b in zip(x, y, strict=True))
+    half = _student(confidence, len(x) - 2) * math.sqrt(residual / (len(x) - 2) / spread)
+    return Line(len(x), slope, intercept, slope - half, slope + half)
+
+
 def summary(values: Sequence[float], confidence: float = 0.95) -> Summary:
     """Mean, deviation and intervals of `values`. ValueError if there are none."""
     if not values:

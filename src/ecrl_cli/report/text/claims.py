@@ -5,17 +5,20 @@ No winner unless statistically distinguishable.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ecrl_cli.metrics.statistics import Summary, summary
-from ecrl_cli.report.formats import change, duration, identical, listed, plural, share, spelled
+from ecrl_cli.metrics.statistics import Summary, line, summary
+from ecrl_cli.report.formats import change, duration, identical, listed, plural, share, size, spelled
 from ecrl_cli.report.model.comparison import ALL, Comparison
 from ecrl_cli.report.model.contrast import AGAIN, NO_FLOOR, Contrast, compared_arms, contrast, floors, overlaps, pairs
+from ecrl_cli.report.model.run_record import Metrics
 
 T = TypeVar("T")
 _MANY = 3  # settings: more are summarized in one sentence
+_SIZES = 3  # of checkpoints: fewer show no trend
 INDISTINGUISHABLE = "not statistically distinguishable"
 
 
@@ -51,6 +54,13 @@ RESTARTS = "Mean over {count}{interval}, scale {scale}."
 SAVED = "Of {stall} of stall that {arm} saves against {base} in a run{where}, {back}."
 OVERLAP = "Stall saved {stall}, wall time saved {wall}{efficiency}, scale {scale}."
 NOISE = "{who} differ by up to {largest} in goodput ({pairs}, {alike} of {all} ended bit for bit alike)"
+# Of the gain of overlapping against the size of what is saved.
+GROWTH = {
+    1: "The gain of {arm} over {base} grows with the checkpoint: by {slope} for each doubling of its size, seen in {seen}{crossing}.",
+    -1: "The gain of {arm} over {base} falls with the checkpoint: by {slope} for each doubling of its size, seen in {seen}{crossing}.",
+    0: "Whether the gain of {arm} over {base} changes with the size of the checkpoint: no change that {seen} could show.",
+}
+SLOPE = "Slope {points} points per doubling (95% {low} to {high}), {smallest} to {largest}, scale {scale}; larger models also take longer steps."
 PRICED = {"ref": "Checkpoints alone", "blk": "Failures alone", "ovl": "Failures and overlapping together"}  # each takes a verb in the plural
 
 
@@ -150,6 +160,7 @@ def sentences(comparison: Comparison) -> list[Statement]:
         *(_price(claim, arm) for arm in ("blk", "ovl") for claim in _few(claims(comparison, arm, "ref"))),
         *_restarts(comparison),
         *_efficiency(comparison),
+        *_growth(comparison),
     ]
 
 
@@ -211,6 +222,44 @@ def _efficiency(comparison: Comparison) -> list[Statement]:
             stall, wall = _seconds(saved.stall_saved_s), _seconds(saved.wall_saved_s)
             savings.append(Statement(text, OVERLAP.format(stall=stall, wall=wall, efficiency=efficiency, scale=comparison.scale(suites))))
     return savings
+
+
+def _growth(comparison: Comparison) -> list[Statement]:
+    """Whether overlapping pays more where more is saved: a line through the pairs' gains over the size of a checkpoint, of sweeps over several sizes.
+
+    Judged by the slope's interval. Where the line crosses zero within the sizes at hand, it says at which one: who wins depends on the size there.
+    """
+    labels = {arm.label: arm.variant for arm in comparison.arms}
+    told = []
+    for arm, base in ((a, b) for a in labels if labels[a] == "ovl" for b in labels if labels[b] == "blk"):
+        points = [
+            (_saved(b.metrics), a.metrics.goodput / b.metrics.goodput - 1)
+            for a, b in pairs(comparison, arm, base)
+            if a.metrics and b.metrics and b.metrics.goodput > 0 and _saved(b.metrics)
+        ]
+        sizes = sorted({saved for saved, _ in points})
+        found = line([math.log2(saved) for saved, _ in points], [gain for _, gain in points]) if len(sizes) >= _SIZES else None
+        if found:
+            zero = found.zero
+            inside = zero is not None and math.log2(sizes[0]) < zero < math.log2(sizes[-1])
+            sign = 1 if found.low > 0 else -1 if found.high < 0 else 0
+            words = {
+                "arm": arm,
+                "base": base,
+                "slope": f"{abs(100 * found.slope):.2g} percentage points",
+                "seen": plural(found.n, "pair"),
+                "crossing": f"; it crosses zero at about {size(2**zero)}" if inside and zero is not None else "",
+            }
+            low, high, slope = (f"{100 * value:+.2g}" for value in (found.low, found.high, found.slope))
+            ends = {"smallest": size(sizes[0]), "largest": size(sizes[-1]), "scale": comparison.scale(comparison.passed)}
+            told.append(Statement(GROWTH[sign].format(**words), SLOPE.format(points=slope, low=low, high=high, **ends)))
+    return told
+
+
+def _saved(metrics: Metrics) -> float:
+    """Bytes of a checkpoint, to two digits: those of one model differ by a few; 0 if there is none."""
+    committed = metrics.checkpoints["committed"]
+    return float(f"{metrics.checkpoints['bytes'] / committed:.2g}") if committed else 0.0
 
 
 def _seconds(found: Summary) -> str:
