@@ -22,7 +22,7 @@ from experiments.stamp import Session, session, stamp
 
 ECRL = (sys.executable, "-m", "ecrl_cli.cli.main")
 STOPPED = (130, 143, -2, -15)  # by a signal; the same command goes on
-REFUSED = 2
+REFUSED = (2, 8, 9)  # bad input, a run that another process holds, fenced: nothing was run, or not by this call
 KEPT = ("runs.csv", "summary.csv", "comparisons.csv", "restarts.csv", "recoveries.csv", "checkpointers.csv", "publication_summary.md")
 LARGEST_TABLE = 100_000  # bytes of a study's table that is kept
 
@@ -73,7 +73,7 @@ def _run(experiment: Experiment, outputs: Path, data: str) -> list[Session]:
                 code = _ecrl(*given, *(["--yes"] if given[0] != "study" else []))
                 if code in STOPPED:
                     raise Stopped(code)
-                if code == REFUSED:
+                if code in REFUSED:
                     raise ExperimentError(f"{experiment.name}: the command was refused, for the reason above; nothing was kept")
     finally:
         with log.open("a", encoding="utf-8") as file:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import resource
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -101,7 +102,7 @@ def stamp(environment: Mapping[str, Any], sessions: list[Session]) -> dict[str, 
     found: dict[str, Any] = {
         "schema_version": 1,
         "ecrl": environment["ecrl"],
-        "commit": environment.get("git_revision"),
+        "commit": _commit(environment),
         "source_sha256": environment["source_sha256"],
         "machine": {
             "processor": cpu["model"],
@@ -112,3 +113,14 @@ def stamp(environment: Mapping[str, Any], sessions: list[Session]) -> dict[str, 
         "sessions": [asdict(each) for each in sessions],
     }
     return found | ({"code": code_digests()} if environment["source_sha256"] == source_sha256() else {})
+
+
+def _commit(environment: Mapping[str, Any]) -> str:
+    """The commit of the code that made the runs; `-dirty` behind it only where `src` or `conf` has changes that no commit has. Results that were kept
+    just before are such changes to the tree, and none to the code."""
+    revision = str(environment.get("git_revision") or "")
+    if not revision or not revision.endswith("-dirty") or environment["source_sha256"] != source_sha256():
+        return revision
+    command = ["git", "-C", str(ROOT), "status", "--porcelain", "--", "src", CONF]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return revision.removesuffix("-dirty") if done.returncode == 0 and not done.stdout.strip() else revision

@@ -17,8 +17,9 @@ from experiments.__main__ import main
 from experiments.make import Stopped, make
 from experiments.pages import INDEX, Kept, index, page, state, with_state, without_state
 from experiments.registry import DATA_WORD, Experiment, ExperimentError, Registry, read
-from experiments.stamp import BUSY, Session, changed, code_digests, session
+from experiments.stamp import BUSY, Session, changed, code_digests, session, stamp
 
+from ecrl_cli.records.digests import source_sha256
 from tests.conftest import run_ecrl
 from tests.contract.test_docs_commands import CHECKED, blocks, check
 
@@ -98,9 +99,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_experiment_is_run_verified_reported_and_kept(made: Path) -> None:
     kept = made / "results" / "small"
-    result, stamp = (json.loads((kept / f"{name}.json").read_text(encoding="utf-8")) for name in ("result", "stamp"))
+    result, stamped = (json.loads((kept / f"{name}.json").read_text(encoding="utf-8")) for name in ("result", "stamp"))
     assert sorted(result["verdicts"].values()) == ["valid", "valid"] and result["promises"]["exactly-once"] == {"valid": 2}
-    assert stamp["code"] == code_digests() and len(stamp["sessions"]) == 1 and stamp["sessions"][0]["seconds"] > 0
+    assert stamped["code"] == code_digests() and len(stamped["sessions"]) == 1 and stamped["sessions"][0]["seconds"] > 0
     assert {"runs.csv", "summary.csv", "environment.json", "records.tar.xz"} <= {path.name for path in kept.iterdir()}
     assert sorted(path.name for path in (made / "results").iterdir()) == ["small"], "nothing half-made is left"
 
@@ -135,7 +136,7 @@ def test_an_invalid_run_is_kept_and_the_exit_code_says_so(made: Path, tmp_path: 
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [(130, Stopped), (143, Stopped), (2, ExperimentError)],
+    [(130, Stopped), (143, Stopped), (2, ExperimentError), (8, ExperimentError)],
 )
 def test_what_is_stopped_or_refused_keeps_nothing_and_leaves_what_was_kept(
     code: int, error: type[Exception], made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -220,13 +221,34 @@ def test_the_site_says_anew_whether_a_result_is_stale() -> None:
     assert "as it once was" not in with_state(older, "results/README.md") and with_state("text", "results/features.md") == "text"
 
 
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a", *words], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(("changed_file", "found"), [("docs/page.md", "abc"), ("src/a.py", "abc-dirty"), ("conf/a.yaml", "abc-dirty")])
+def test_a_result_is_of_uncommitted_code_only_where_code_is_uncommitted(
+    changed_file: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was kept just before changes the tree too."""
+    for name in ("docs/page.md", "src/a.py", "conf/a.yaml"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("as committed", encoding="utf-8")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "all")
+    (tmp_path / changed_file).write_text("changed", encoding="utf-8")
+    monkeypatch.setattr("experiments.stamp.ROOT", tmp_path)
+    environment = {"git_revision": "abc-dirty", "source_sha256": source_sha256(), "ecrl": "1", "memory_bytes": 1, "gpus": []}
+    assert stamp(environment | {"cpu": {"model": "a", "logical": 2}}, [])["commit"] == found
+
+
 @pytest.mark.parametrize(("others", "busy"), [(BUSY / 2, False), (2 * BUSY, True)])
 def test_a_busy_machine_is_said_on_the_page(others: float, busy: bool, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subprocess.run(["cp", "-a", str(made / "results" / "small"), str(tmp_path)], check=True)
     monkeypatch.setattr(Experiment, "folder", tmp_path / "small")
-    stamp: dict[str, Any] = json.loads((tmp_path / "small" / "stamp.json").read_text(encoding="utf-8"))
-    stamp["sessions"] = [each | {"others": others} for each in stamp["sessions"]]
-    (tmp_path / "small" / "stamp.json").write_text(json.dumps(stamp), encoding="utf-8")
+    stamped: dict[str, Any] = json.loads((tmp_path / "small" / "stamp.json").read_text(encoding="utf-8"))
+    stamped["sessions"] = [each | {"others": others} for each in stamped["sessions"]]
+    (tmp_path / "small" / "stamp.json").write_text(json.dumps(stamped), encoding="utf-8")
     (tmp_path / "small" / "records.tar.xz").unlink()
     assert ("**seconds and goodput here are of a busy machine" in page(small())) is busy
 
