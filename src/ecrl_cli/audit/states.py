@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
 from ecrl_cli.errors import ConfigError
 
 SHOWN = 40
+_REFUSED = re.compile(r"GLOBAL ([\w.]+) (?:was not an allowed global|whose module)")
 
 
 def compare_states(one: Path, other: Path) -> tuple[list[str], bool]:
@@ -37,8 +40,17 @@ def _load(path: Path) -> Any:
             return load_file(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError("--state", f"{path} cannot be read ({reason[:200]})", "states of tensors and plain values are read, code is not") from error
+        raise ConfigError(
+            "--state", f"{path} cannot be read ({_reason(error)})", "states of tensors and plain values are read, code is not"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line of the error; of torch's refusal of a pickle what it refuses, not its advice to load it all the same."""
+    refused = _REFUSED.search(str(error))
+    if refused:
+        return f"it needs {refused[1]}, which is code"
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
 def _load_dcp(folder: Path) -> Any:
@@ -54,7 +66,9 @@ def _load_dcp(folder: Path) -> Any:
         for name, entry in metadata.state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata)
     }
-    load(state, checkpoint_id=str(folder), no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that no process group is there: this process reads all of it
+        load(state, checkpoint_id=str(folder), no_dist=True)
     return state
 
 
