@@ -244,8 +244,8 @@ def test_the_bytes_of_an_image_are_those_of_its_files_and_documents(single: bool
 
 def test_jobs_for_threads_are_large_and_lose_nothing() -> None:
     mib = 2**20
-    assert batches([mib, mib, mib, 5 * mib, 0, 1], int) == [[mib, mib], [mib, 5 * mib], [0, 1]]
-    assert batches([], int) == []
+    assert batches("abcdef", [mib, mib, mib, 5 * mib, 0, 1]) == [["a", "b"], ["c", "d"], ["e", "f"]]
+    assert batches([], []) == []
 
 
 def test_sums_and_digest_of_a_document_are_of_its_version() -> None:

@@ -183,7 +183,7 @@ def test_two_restarts_are_looked_for_in_every_run(tmp_path: Path) -> None:
     changes = {("blk", "1337"): 1, ("ovl", "1337"): 3}
     told_of = [(run, changes.get((run.variant, run.seed), 2)) for run in shown.runs]
     runs = [replace(run, metrics=replace(run.metrics, restarts=number)) for run, number in told_of if run.metrics]
-    spoilt = Experiment("exp4", replace(shown, runs=tuple(runs), arms=tuple(arms_of(runs, lambda suite: True))), (BASE,), {}, ())
+    spoilt = Experiment("exp4", replace(shown, runs=tuple(runs), arms=tuple(arms_of(runs, [run.suite for run in runs]))), (BASE,), {}, ())
     told = {entry.claim: entry for entry in claims([spoilt])}[claim]
     assert (told.verdict, told.measured) == ("contradicted", "in 4 of 6 runs")
 

@@ -16,6 +16,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 
 from ecrl_cli.cli.arguments import Arguments, check_overrides, read_overrides, typed
@@ -62,39 +63,43 @@ class Grid:
 
 def compose_grid(arguments: Arguments, say: Callable[[str], None] = lambda line: None) -> Grid:
     """Composes, converts and checks every run that `arguments` ask for. Raises ConfigError; writes nothing."""
-    known = groups([conf_dir(), *user_folders(arguments.search)])
     with initialized(PRIMARY):
         composer = _Composer(arguments)
-        check_overrides(arguments.overrides, known, composer.defaults)
+        composer.check(arguments.overrides)
         texts = [override.input_line or "" for override in arguments.overrides]
         master = composer.compose(texts, RunMode.MULTIRUN)
         params = _params(master)
-        check_overrides(read_overrides(f"{key}={value}" for key, value in params.items()), known, composer.defaults)
+        composer.check(read_overrides([f"{key}={value}" for key, value in params.items()]))
         own = frozenset(o.key_or_group for o in arguments.overrides)
         jobs = expand([*(f"{key}={value}" for key, value in params.items()), *texts])  # matrix first, so that what was typed overrides it
         if len(jobs) >= _WORTH_SAYING:
             say(f"composing {plural(len(jobs), 'run')}")
         notes: dict[str, None] = {}  # deduplicated: the arms of a sweep share most notes
         swept = arguments.multirun or bool(params) or any(o.is_sweep_override() for o in arguments.overrides)
-        cells = tuple(composer.cell(composer.compose(job) if swept else master, job, params, own, notes) for job in jobs)
+        cells = []
+        for job in jobs:
+            composed = composer.compose(job) if swept else master
+            cells.append(composer.cell(composed, job, params, own, notes))
     for note in notes:
         say(note)
     matrix = next((str(o.value()) for o in arguments.overrides if o.key_or_group == "matrix"), "")
-    return Grid(cells, swept, matrix, master)
+    return Grid(tuple(cells), swept, matrix, master)
 
 
 class _Composer:
-    """Composes with the user's folders and the chosen launcher; ConfigError where a file changes Hydra's own settings.
-
-    `defaults`: the groups that train.yaml lists.
-    """
+    """Composes with the user's folders and the chosen launcher; ConfigError where a file changes Hydra's own settings."""
 
     def __init__(self, arguments: Arguments) -> None:
         launcher = arguments.launcher.for_hydra()
         bare = _bare(tuple(launcher))
         self._settings = _settings(bare)
         self._common = [*search_override(arguments.search), *launcher]
-        self.defaults = [str(name) for name in bare["runtime"]["choices"] if not str(name).startswith("hydra/")]
+        self._groups = groups([conf_dir(), *user_folders(arguments.search)])
+        self._listed = frozenset(str(name) for name in bare["runtime"]["choices"] if not str(name).startswith("hydra/"))  # in train.yaml
+
+    def check(self, overrides: Sequence[Override]) -> None:
+        """ConfigError for the first key or option that does not exist."""
+        check_overrides(overrides, self._groups, self._listed)
 
     def cell(self, composed: Any, overrides: list[str], params: dict[str, str], own: frozenset[str], notes: dict[str, None]) -> ComposedRun:
         """One run; ConfigError where a file brings a sweep beyond `params`, which would not be expanded. `own`: the keys that the user typed, without

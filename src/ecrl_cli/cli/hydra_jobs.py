@@ -45,10 +45,10 @@ class Jobs:
         """Runs every job. Expected errors are not raised; `results` holds them."""
         plan = self._plan
         try:
-            if plan.swept or plan.engine:
+            if plan.swept or plan.launcher.name:
                 _write_yaml(plan.folder / ".hydra", {"multirun.yaml": plan.master})
-            if plan.engine:
-                self.results = submit(plan, Engine(plan.engine, plan.master), self._say)
+            if plan.launcher.name:
+                self.results = submit(plan, Engine(plan.launcher.name, plan.master), self._say)
             else:
                 self.results = self._sweep(plan.runs, self._start) if plan.swept else {name: self._start(name) for name in plan.runs}
                 self._train_references()
@@ -59,7 +59,7 @@ class Jobs:
 
     def _train_references(self) -> None:
         """Trains the missing reference runs, after the runs that were asked for. Their results are added to `results`."""
-        missing = lacking((self._plan.runs[name] for name, result in self.results.items() if result.exit_code == 0), References())
+        missing = lacking([self._plan.runs[name] for name, result in self.results.items() if result.exit_code == 0], References())
         if not missing or exit_code(self.results) in STOPPED:
             return
         self.references = {f"{REFERENCES}/{where.name}": where for where in missing}
@@ -79,7 +79,7 @@ class Jobs:
         self.results |= {name: result for name, result in found.items() if result.exit_code != RunHeld.exit_code}  # another process is training it
 
     def _sweep(self, runs: Mapping[str, RunPlan], start: Callable[[str], RunResult]) -> dict[str, RunResult]:
-        layout, at_once = SweepLayout(self._plan.folder), self._plan.runs_at_once
+        layout, at_once = SweepLayout(self._plan.folder), self._plan.launcher.runs_at_once
         do = todo(runs, self._plan.mixed)
         progress = SweepProgress(do, self._say, runs_at_once=at_once)
         if at_once > 1:
@@ -98,7 +98,7 @@ class Jobs:
         self._say(f"{name}: {planned.layout.root}")
         if name in self._plan.cells:
             self._place(name)
-        return RunProcess(planned, self._plan.runs_at_once, self._logs / f"{Path(name).name}.log")
+        return RunProcess(planned, self._plan.launcher.runs_at_once, self._logs / f"{Path(name).name}.log")
 
     def _start(self, name: str) -> RunResult:
         planned = self._plan.runs[name]

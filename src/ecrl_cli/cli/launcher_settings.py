@@ -22,7 +22,8 @@ _SLURM = (
     *("partition", "qos", "comment", "constraint", "exclude", "gres", "account", "nodes", "cpus_per_gpu", "gpus_per_task", "mem_per_gpu"),
     *("mem_per_cpu", "signal_delay_s", "max_num_timeout", "array_parallelism", "additional_parameters"),
 )
-SETTINGS: dict[str, tuple[str, ...]] = {"submitit_local": _ANYWHERE, "submitit_slurm": (*_ANYWHERE, *_SLURM)}
+LOCAL, SLURM = "submitit_local", "submitit_slurm"
+SETTINGS: dict[str, tuple[str, ...]] = {LOCAL: _ANYWHERE, SLURM: (*_ANYWHERE, *_SLURM)}
 
 
 def is_engine(key: str) -> bool:
@@ -40,6 +41,11 @@ class JobLauncher:
         return str(self._value(CHOICE) or "")
 
     @property
+    def on_slurm(self) -> bool:
+        """Whether each job runs where Slurm puts it: it checks that machine itself."""
+        return self.name == SLURM
+
+    @property
     def runs_at_once(self) -> int:
         """How many runs of a sweep train at the same time where ECRL runs the jobs itself."""
         return self._value(N_JOBS) or 1
@@ -48,7 +54,7 @@ class JobLauncher:
         """ConfigError where the launcher's package, or Slurm, is not installed."""
         if self.name and util.find_spec(_PACKAGE) is None:
             raise ConfigError(CHOICE, f"{self.name} needs the package hydra-submitit-launcher", "pip install 'ecrl[slurm]'")
-        if self.name == "submitit_slurm" and shutil.which("sbatch") is None:
+        if self.on_slurm and shutil.which("sbatch") is None:
             raise ConfigError(CHOICE, "submitit_slurm needs Slurm, there is no sbatch on this machine", "try it with hydra/launcher=submitit_local")
 
     def check_fits(self, configs: Sequence[RunConfig]) -> None:
@@ -56,7 +62,7 @@ class JobLauncher:
         if self.name and any(config.storage.folder for config in configs):
             raise ConfigError("storage.folder", f"a run cannot be put elsewhere by {self.name}", "use storage=disk and a run_dir that lies there")
         needed = max(config.supervision.nodes for config in configs)
-        if self.name == "submitit_local" and needed > 1:
+        if self.name == LOCAL and needed > 1:
             raise ConfigError(
                 "supervision.nodes", f"{plural(needed, 'node needs', 'nodes need')} a Slurm allocation", "use hydra/launcher=submitit_slurm"
             )

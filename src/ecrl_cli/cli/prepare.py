@@ -12,6 +12,7 @@ from typing import Any
 
 from ecrl_cli.cli.arguments import Arguments
 from ecrl_cli.cli.compose import ComposedRun, Grid, compose_grid
+from ecrl_cli.cli.launcher_settings import JobLauncher
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.elastic import common_multiple
 from ecrl_cli.config.estimates import human_seconds, seconds
@@ -37,9 +38,8 @@ Say = Callable[[str], None]
 class TrainPlan:
     """What a command will run: the folder of the run or sweep; by run name, in order, each run's plan and what Hydra composed for it.
 
-    `runs_at_once`: how many of them may train at the same time.
-    `mixed`: by name, how an existing run differs (code, machine) from those started now. `engine`: the Hydra launcher that runs the jobs; empty:
-    they run here. `master`: what Hydra composed for the whole command, with the sweep's folder in it.
+    `mixed`: by name, how an existing run differs (code, machine) from those started now. `launcher`: who runs the jobs. `master`: what Hydra composed
+    for the whole command, with the sweep's folder in it.
     """
 
     folder: Path
@@ -47,9 +47,8 @@ class TrainPlan:
     runs: dict[str, RunPlan]
     cells: dict[str, ComposedRun]
     mixed: dict[str, str] = field(default_factory=dict)
-    engine: str = ""
+    launcher: JobLauncher = field(default_factory=JobLauncher)
     master: Any = None
-    runs_at_once: int = 1
 
 
 def prepare(arguments: Arguments, say: Say) -> TrainPlan:
@@ -60,8 +59,8 @@ def prepare(arguments: Arguments, say: Say) -> TrainPlan:
     launcher.check_installed()
     grid = compose_grid(arguments, say)
     launcher.check_fits([cell.config for cell in grid.cells])
-    plan = replace(_plan(grid), engine=launcher.name, runs_at_once=launcher.runs_at_once)
-    for run in () if launcher.name == "submitit_slurm" else plan.runs.values():  # a Slurm job checks the machine it runs on
+    plan = replace(_plan(grid), launcher=launcher)
+    for run in () if launcher.on_slurm else plan.runs.values():
         check_machine(run.config)
         check_allocation(run.config)
         check_network(run.failures)
@@ -69,10 +68,10 @@ def prepare(arguments: Arguments, say: Say) -> TrainPlan:
     plan = _check_agreement(plan, arguments, say)
     if arguments.show:  # showing a configuration needs no data and must not download any
         return plan
-    if launcher.name != "submitit_slurm":
+    if not launcher.on_slurm:
         check_torch()
     plan = _with_data(plan, say)
-    if launcher.name != "submitit_slurm":
+    if not launcher.on_slurm:
         probe(run.config for run in plan.runs.values())
     return plan
 
@@ -112,7 +111,7 @@ def _check_folders(plan: TrainPlan) -> None:
 
 def _check_agreement(plan: TrainPlan, arguments: Arguments, say: Say) -> TrainPlan:
     """RunDirectoryError where a sweep would mix runs of another code version or machine without --mix; for a single run it is only reported."""
-    mixed = disagreements({name: run.layout for name, run in plan.runs.items()}, code_alone=plan.engine == "submitit_slurm")
+    mixed = disagreements({name: run.layout for name, run in plan.runs.items()}, code_alone=plan.launcher.on_slurm)
     for name, text in mixed.items():
         if plan.swept and not arguments.mix:
             fact = f"holds {plural(len(mixed), 'run')} that another code or machine began (first: {name}: {text})"
@@ -153,7 +152,7 @@ def estimate(plan: TrainPlan) -> str:
 def expected_seconds(plan: TrainPlan) -> float:
     """Expected seconds for the rest of `plan` on this machine; runs that have a metrics.json are done."""
     runs = (*plan.runs.values(), *references(plan.runs.values()))
-    return sum(run.estimate_s for run in runs if not run.layout.metrics.exists()) / min(plan.runs_at_once, len(runs))
+    return sum(run.estimate_s for run in runs if not run.layout.metrics.exists()) / min(plan.launcher.runs_at_once, len(runs))
 
 
 def probe(configs: Iterable[RunConfig]) -> None:

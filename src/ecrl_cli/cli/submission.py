@@ -16,6 +16,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import HydraContext
 
 from ecrl_cli.cli.compose import PRIMARY, initialized, quote
+from ecrl_cli.cli.launcher_settings import LOCAL, SLURM
 from ecrl_cli.cli.prepare import Say, TrainPlan
 from ecrl_cli.cli.submitit_job import AT_WORK, Job, recorded
 from ecrl_cli.config.elastic import may_shrink
@@ -62,7 +63,7 @@ class Engine:
         from hydra_plugins.hydra_submitit_launcher.submitit_launcher import LocalLauncher, SlurmLauncher  # type: ignore[import-untyped]
 
         settings = {key: value for key, value in resolved(self.master.hydra.launcher).items() if key != "_target_"}
-        local = self.name == "submitit_local"
+        local = self.name == LOCAL
         launcher = LocalLauncher(**settings) if local else SlurmLauncher(**slurm_settings(settings, nodes, spare))
         folder = f"hydra.sweep.dir={quote(str(self.master.hydra.sweep.dir))}"
         with initialized(PRIMARY):  # each job composes its run on its own machine, with this Hydra
@@ -126,7 +127,7 @@ def _wait(plan: TrainPlan, engine: Engine, names: Sequence[str], say: Say) -> di
     reasons: dict[str, str] = {}
     try:
         jobs = dict(zip(names, engine.start(Job(configs), placed, nodes, any(map(may_shrink, configs.values()))), strict=True))
-        if engine.name == "submitit_slurm":
+        if engine.name == SLURM:
             for name, job in jobs.items():
                 remember(plan.runs[name].layout, job.job_id)
         for name, job in jobs.items():

@@ -32,11 +32,11 @@ def train(argv: Sequence[str], *, debug: bool = False, say: Say = say) -> int:
         return 0
     if any(run.config.scale.name == "paper" for run in plan.runs.values()):
         say(estimate(plan))
-    if to_train := [] if plan.engine else references(plan.runs.values()):
+    if to_train := [] if plan.launcher.name else references(plan.runs.values()):
         trained = human_seconds(sum(reference.estimate_s for reference in to_train))
         what = plural(len(to_train), "undisturbed run")
         say(f"reference: {what} afterwards, to compare with, roughly {trained}; reference=none leaves that out")
-    if not arguments.yes and plan.engine != "submitit_slurm":
+    if not arguments.yes and not plan.launcher.on_slurm:
         confirm_long_run(expected_seconds(plan), say)
     return _run(plan, debug=debug, as_json=arguments.json, say=say)
 

@@ -95,7 +95,7 @@ class _Part:
         def read(batch: list[Leaf]) -> list[str]:
             return [streamed(digest, leaf.prefix, self._filled(fs, found.files[name], leaf)) for leaf in batch]
 
-        self._jobs = [pool.submit(read, batch) for batch in batches(self._tree, lambda leaf: leaf.end - leaf.start)]
+        self._jobs = [pool.submit(read, batch) for batch in batches(self._tree, [leaf.nbytes for leaf in self._tree])]
 
     def tensors(self, found: OpenCheckpoint, finite: str) -> dict[str, torch.Tensor]:
         """The part's tensors by name: views of its memory. CheckpointRejected, naming the layer."""

@@ -103,6 +103,10 @@ class Leaf:
     prefix: bytes = b""
     place: TensorPlace | None = None
 
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
+
 
 def leaves(name: str, entry: PartEntry, version: int) -> tuple[Leaf, ...]:
     """The leaves of the part `name`. ValueError if the manifest's `entry` cannot be one of a part as `image.plan_image` lays it out."""
@@ -126,16 +130,16 @@ def root(digest: str, found: list[str]) -> str:
     return found[0] if len(found) == 1 else hexdigest(digest, canonical_json(found))
 
 
-def batches(items: Sequence[T], nbytes: Callable[[T], int]) -> list[list[T]]:
-    """`items` in order, in groups of _BATCH bytes or more: a thread's job should take longer than its start."""
+def batches(items: Sequence[T], sizes: Iterable[int]) -> list[list[T]]:
+    """`items` in order, in groups of _BATCH bytes or more: a thread's job should take longer than its start. `sizes`: each item's bytes."""
     found: list[list[T]] = []
     room = 0
-    for item in items:
+    for item, nbytes in zip(items, sizes, strict=True):
         if room <= 0:
             found.append([])
             room = _BATCH
         found[-1].append(item)
-        room -= nbytes(item)
+        room -= nbytes
     return found
 
 
@@ -168,7 +172,7 @@ class ImageHasher:
         data = memory[part.offset : part.offset + part.nbytes]
         header = min((place.offset for place in part.tensors), default=part.offset + part.nbytes) - part.offset
         first = pool.submit(hexdigest, digest, data[:header] if part.name.endswith(TREE_FILES) else data)
-        tensors = [pool.submit(_tensors_at, memory, batch, digest) for batch in batches(part.tensors, lambda place: place.spec.nbytes)]
+        tensors = [pool.submit(_tensors_at, memory, batch, digest) for batch in batches(part.tensors, [place.spec.nbytes for place in part.tensors])]
         return first, tensors, pool.submit(chunk_sums, data)
 
 

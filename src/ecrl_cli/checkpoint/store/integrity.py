@@ -279,7 +279,7 @@ def _check_contents(fs: Fs, found: OpenCheckpoint, config: IntegrityConfig, once
                 else:
                     expect_places(name, places, known)
                     _check_leaves(entry, known)
-        groups = batches(whole, lambda each: each[2].spec.nbytes)
+        groups = batches(whole, [place.spec.nbytes for _, _, place in whole])
         _all(pool, [partial(_check_tensors, fs, group, manifest.digest, config.finite, once) for group in groups])
 
 
@@ -292,7 +292,7 @@ def _hash_parts(fs: Fs, found: OpenCheckpoint, manifest: Manifest, finite: str, 
     for name in (part for part in found.files if part != TRAIN):  # train.json was hashed as it was read
         with layer("schema"):
             trees[name] = leaves(name, manifest.parts[name], manifest.schema_version)
-    jobs = [(name, batch) for name, tree in trees.items() for batch in batches(tree, lambda leaf: leaf.end - leaf.start)]
+    jobs = [(name, batch) for name, tree in trees.items() for batch in batches(tree, [leaf.nbytes for leaf in tree])]
     results = _all(pool, [partial(_hash_leaves, fs, found.files[name], batch, manifest.digest, finite) for name, batch in jobs])
     known: dict[str, Hashed | None] = {}
     for name, tree in trees.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,13 +88,13 @@ class Arm:
         return {category: summary([m.seconds.get(category, 0.0) for m in self.metrics]).mean for category in self.metrics[0].seconds}
 
 
-def arms_of(runs: Iterable[Run], whole: Callable[[str], bool]) -> list[Arm]:
-    """The arms of the runs that may be compared: suites as they come, variants in the order of ORDER."""
+def arms_of(runs: Iterable[Run], averaged: Collection[str] = ()) -> list[Arm]:
+    """The arms of the runs that may be compared: suites as they come, variants in the order of ORDER. `averaged`: the suites whose gates passed."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         if run.counted:
             groups.setdefault((run.suite, run.variant), []).append(run)
-    arms = [arm for (suite, variant), members in groups.items() for arm in _split(suite, variant, members, whole(suite))]
+    arms = [arm for (suite, variant), members in groups.items() for arm in _split(suite, variant, members, suite in averaged)]
     suites = list(dict.fromkeys(arm.suite for arm in arms))
     return sorted(arms, key=lambda arm: (suites.index(arm.suite), ORDER.index(arm.variant) if arm.variant in ORDER else len(ORDER), arm.label))
 

@@ -115,7 +115,7 @@ def compare(recorded: Sequence[Run]) -> Comparison:
     runs, notes = without_copies(recorded)
     suites = list(dict.fromkeys(run.suite for run in runs))
     gates = {suite: gates_of([run for run in runs if run.suite == suite], runs) for suite in suites}
-    return Comparison(tuple(runs), gates, tuple(arms_of(runs, lambda suite: all_passed(gates[suite]))), notes)
+    return Comparison(tuple(runs), gates, tuple(arms_of(runs, [suite for suite in gates if all_passed(gates[suite])])), notes)
 
 
 def without_copies(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:

@@ -38,7 +38,7 @@ def only_unverified(gates: Sequence[Gate], runs: Sequence[Run]) -> bool:
 def _arms(runs: Sequence[Run], every: Sequence[Run]) -> Gate:
     """Every arm has every seed that any arm has; no arm and no planned run is missing."""
     unfinished = [f"{run.name}: {run.reason}" for run in runs if run.reason]
-    arms = {arm.label: {run.seed for run in arm.runs} for arm in arms_of(runs, lambda suite: False)}
+    arms = {arm.label: {run.seed for run in arm.runs} for arm in arms_of(runs)}
     seeds = {seed for held in arms.values() for seed in held}
     lacking = [f"{label} lacks seed {listed(sorted(seeds - held, key=by_value))}" for label, held in arms.items() if seeds - held]
     return gate("arms", [*unfinished, *_absent(runs, every), *lacking], "every arm has every seed")

@@ -44,5 +44,5 @@ def history_markdown(history: History, said: ReportSummary, figures: Sequence[st
 
 def history_lines(history: History, said: ReportSummary) -> list[str]:
     """For a terminal: the sentences, and every arm of the newest build."""
-    table = now_table(history).only(lambda row: True, BRIEF)
+    table = now_table(history).only(BRIEF)
     return [printable(line) for line in [f"{said.headline}.", *said.sentences, "", table.title, *terminal_of(table), ""]]

@@ -45,10 +45,9 @@ def brief(comparison: Comparison) -> list[Table]:
         return []
     scopes = {scope for scope, _ in comparison.overall}
     others = [
-        table.only(lambda row: row[0] in scopes, [column.label for column in table.columns])
-        for table in (overlap_table(comparison), restarts_table(comparison))
+        table.only([column.label for column in table.columns], first=scopes) for table in (overlap_table(comparison), restarts_table(comparison))
     ]
-    return [table for table in (*(table.only(lambda row: True, _BRIEF) for table in compared), *others) if table]
+    return [table for table in (*(table.only(_BRIEF) for table in compared), *others) if table]
 
 
 def compared_table(comparison: Comparison, scope: str, suites: Sequence[str], measures: Sequence[str]) -> Table:

@@ -69,7 +69,7 @@ def runs_table(comparison: Comparison, anchors: Anchors | None = None) -> Table:
 
 def brief_runs(comparison: Comparison, suite: str) -> Table:
     """The runs of one suite with the columns that fit in a terminal."""
-    return runs_table(comparison).only(lambda row: row[0] == suite, BRIEF)
+    return runs_table(comparison).only(BRIEF, first=(suite,))
 
 
 def _run(comparison: Comparison, run: Run, anchors: Anchors) -> Row:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,11 +94,17 @@ class Table:
         """The visible columns, with their index in a row."""
         return [(at, column) for at, column in enumerate(self.columns) if not column.hidden]
 
-    def only(self, keep: Callable[[Row], bool], columns: Sequence[str]) -> Table:
-        """The rows for which `keep` is true, with only the columns of these labels, in that order; a final reason in a short row is dropped."""
+    def only(self, columns: Sequence[str], first: Collection[Value] | None = None) -> Table:
+        """The table with only the columns of these labels, in that order; a final reason in a short row is dropped. `first`: only the rows whose
+        first cell is one of these.
+        """
         labels = [column.label for column in self.columns]
         chosen = [labels.index(label) for label in columns]
-        whole = [row if len(row) == len(labels) else (*row[:-1], *[None] * (len(labels) - len(row) + 1)) for row in self.rows if keep(row)]
+        whole = [
+            row if len(row) == len(labels) else (*row[:-1], *[None] * (len(labels) - len(row) + 1))
+            for row in self.rows
+            if first is None or row[0] in first
+        ]
         rows = tuple(tuple(row[at] for at in chosen) for row in whole)
         return replace(self, columns=tuple(self.columns[at] for at in chosen), rows=rows)
 
