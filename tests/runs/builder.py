@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.elastic import next_change, owned, world_size_after
 from ecrl_cli.config.identity import run_id
+from ecrl_cli.config.legs import schedule_after, targets
 from ecrl_cli.config.schema import CheckpointConfig, DatasetConfig, ElasticConfig, FailureConfig, RunConfig, VariantConfig, WriteModeConfig
 from ecrl_cli.data.order import ResumableGlobalBatchSampler, ids_hash, position
 from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document
+from ecrl_cli.records.evaluations import Evaluation, evaluation_due
 from ecrl_cli.records.events import (
     Attempt,
     CheckpointLine,
@@ -52,7 +55,7 @@ from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.attempts.supervisor_record import with_phases
 from ecrl_cli.verify.train_state import learning_rate
 
-SAMPLES = 80
+SAMPLES, HELD_OUT = 80, 40
 WALL = 1_790_000_000.0  # by which the wall clock is ahead of the monotonic one
 BOOT = "boot"
 PARTS = {
@@ -94,6 +97,9 @@ class RunBuilder:
     bug_from: int = 0  # from that step on a resumed attempt computes other losses and tensors: a recovery bug
     now: float = 1000.0
     own_buffers: dict[int, str] = field(default_factory=dict)  # by rank, the digest of its buffers behind its steps where it is not rank 0's
+    stops: dict[int, int] = field(default_factory=dict)  # by attempt, the step behind which it is told to stop
+    ahead: float = WALL
+    boot: str = BOOT
 
     def __post_init__(self) -> None:
         self.states = isinstance(self.config.state_digests, str)  # whether the state of each rank is recorded
@@ -105,23 +111,36 @@ class RunBuilder:
         self.fired: set[int] = set()
         self.harmless: set[int] = set()  # entries that stay pending and strike nobody
         self.attempts: list[Attempt] = []
+        self.sessions: list[SupervisorSession] = []
+
+    @property
+    def wall(self) -> float:
+        """Now, on the wall clock."""
+        return self.now + self.ahead
 
     def build(self) -> RunLayout:
         write_json(self.layout.failures, encode(plan(self.config)))
         write_run_config(self.layout, self.config)
         write_json(self.layout.dataset, encode(DatasetRecord("fake", SAMPLES, 10, (3, 32, 32))))
         write_json(self.layout.environment, {"ecrl": "0.1.0", "packages": {"torch": "2.10.0"}, "machine": "x86_64", "source_sha256": "5" * 64})
-        began = self.now
-        while not self.attempts or self.attempts[-1].outcome != "completed":
-            self.attempts.append(self.attempt(len(self.attempts)))
+        while not self.attempts or (self.attempts[-1].last_step or 0) < self.config.target_steps:
+            self.stay()
         deaths = sum(a.outcome == "died" for a in self.attempts)
-        session = SupervisorSession(began, began + WALL, BOOT, self.tick(0.05), (), 0, "c" * 64 if self.states else "", self.now + WALL)
-        record = SupervisorRecord(1, self.run_id, self.config.target_steps, "completed", deaths, tuple(self.attempts), (session,), "target reached")
+        sessions = tuple(self.sessions)
+        record = SupervisorRecord(1, self.run_id, self.config.target_steps, "completed", deaths, tuple(self.attempts), sessions, "target reached")
         write_json(self.layout.supervisor, encode(record))
         write_json(self.layout.supervisor, encode(replace(record, attempts=with_phases(self.layout, record.attempts))))
         self.store.close()
         write_json(self.layout.metrics, metrics_document(load(self.layout)))
         return self.layout
+
+    def stay(self) -> None:
+        """The supervisor from its start until a target is reached or it is told to stop."""
+        began, wall, before = self.now, self.wall, len(self.attempts)
+        while len(self.attempts) == before or self.attempts[-1].outcome not in ("completed", "stopped"):
+            self.attempts.append(self.attempt(len(self.attempts)))
+        told = (15,) if self.attempts[-1].outcome == "stopped" else ()
+        self.sessions.append(SupervisorSession(began, wall, self.boot, self.tick(0.05), told, 0, "c" * 64 if self.states else "", self.wall))
 
     def attempt(self, number: int) -> Attempt:
         resumed, rejected = self.choose(number)
@@ -135,15 +154,15 @@ class RunBuilder:
         self.store.claim(number)
         blow, last = worker.live()
         ended = self.tick(0.2)
-        victim = blow.rank if blow else None
-        exit_code, signal = (0, None) if blow is None else (137, None) if blow.kind == "exit" else (None, 9)
+        victim, stopped = blow.rank if blow else None, self.stops.get(number) == last
+        exit_code, signal = (None, 15) if stopped else (0, None) if blow is None else (137, None) if blow.kind == "exit" else (None, 9)
         return Attempt(
             attempt=number,
             world_size=worker.ranks,
             exit_code=exit_code,
             signal=signal,
             rank=victim,
-            outcome="died" if blow else "resized" if worker.until else "completed",
+            outcome="died" if blow else "resized" if worker.until else "stopped" if stopped else "completed",
             resumed_from_step=step,
             resumed_from=resumed,
             rejected=rejected,
@@ -152,6 +171,7 @@ class RunBuilder:
             last_step=last if last > step else None,
             launched_at=launched,
             ended_at=ended,
+            session=len(self.sessions),
         )
 
     def choose(self, number: int) -> tuple[ResumedFrom | None, tuple[Rejected, ...]]:
@@ -175,7 +195,7 @@ class RunBuilder:
 
     def order(self, order: AttemptSpec, launched: float) -> None:
         """Write launch.json, a few milliseconds before the launch."""
-        dated = replace(order, at=launched - 0.005, time=launched - 0.005 + WALL, boot_id=BOOT)
+        dated = replace(order, at=launched - 0.005, time=launched - 0.005 + self.ahead, boot_id=self.boot)
         write_json(self.layout.attempt(order.attempt).launch, encode(dated))
 
     def spoil_train(self, step: int, document: dict[str, Any]) -> dict[str, Any]:
@@ -202,6 +222,7 @@ class Worker:
         self.first = step + 1
         self.logs = run.layout.attempt(attempt)
         self.ranks, self.until = run.ranks_behind(step), next_change(run.config, step)
+        self.end = min(run.stops.get(attempt, run.config.target_steps), *(end for end in targets(run.config) if end > step))
         self.journals = [Journal(self.logs.rank(rank)) for rank in range(self.ranks)]
         self.spans, self.checkpoints = {rank: Journal(self.logs.spans(rank)) for rank in range(self.ranks)}, Journal(self.logs.checkpoints)
         self.booking = set(range(self.ranks))  # those that have not died
@@ -211,6 +232,7 @@ class Worker:
         for _ in range(step):
             self.sampler.advance()
         self.loss: float | None = None
+        self.measured: dict[str, float] = {}
 
     def live(self) -> tuple[InjectedFault | None, int]:
         """Work until the target or the blow; gives the blow and the last step."""
@@ -220,12 +242,14 @@ class Worker:
         if self.run.states and self.step:
             self.restored()
         blow = None
-        while self.step < (self.until or self.run.config.target_steps) and blow is None:
+        while self.step < (self.until or self.end) and blow is None:
             self.one_step()
+            if evaluation_due(self.run.config, self.step):
+                self.evaluate()
             if self.run.config.checkpoint.strategy != "none" and (self.step % 6 == 0 or self.step == self.until):
                 self.checkpoint()
             blow = self.strike()
-        if blow is None and self.until is None:
+        if blow is None and self.until is None and self.step in targets(self.run.config):
             self.finish()
         self.close()
         return blow, self.step
@@ -253,7 +277,7 @@ class Worker:
                 attempt=self.number,
                 seconds=self.run.now - began,
                 at=self.run.now,
-                time=self.run.now + WALL,
+                time=self.run.wall,
                 inputs_hash=inputs_of(epoch, ids.tolist()),
                 **(self.state_of(rank) if self.run.states else {}),
             )
@@ -323,7 +347,7 @@ class Worker:
         seconds = {f"{name}_s": value for name, value in times.items()}
         where = {"path": self.run.layout.relative(saved.path), "commit_sha256": saved.commit_sha256}
         self.event("committed", bytes=saved.bytes, **where, **seconds)
-        with patch("ecrl_cli.checkpoint.store.store.wall", lambda: self.run.now + WALL):  # the time in latest.json
+        with patch("ecrl_cli.checkpoint.store.store.wall", lambda: self.run.wall):  # the time in latest.json
             gone = self.run.store.update_pointers_and_retire(saved, image)
         for retired in gone:
             where = {"path": self.run.layout.relative(retired.path), "commit_sha256": retired.commit_sha256}
@@ -336,6 +360,18 @@ class Worker:
         self.event("released", stall_s=self.run.now - began, stall_parts=parts)
         for rank in self.booking - {0}:
             self.book(rank, "sync", began)
+
+    def evaluate(self) -> None:
+        """Rank 0 measures, the others wait for its gradients in their next step."""
+        began = self.run.now
+        self.run.tick(0.01)
+        for rank in self.booking:
+            self.book(rank, "evaluate" if rank == 0 else "sync", began)
+        right = int(HELD_OUT * self.number_at("accuracy"))
+        self.measured = {"accuracy": right / HELD_OUT, "loss": self.number_at("held-out loss")}
+        line = Evaluation(self.step, self.number, HELD_OUT, self.measured, self.run.now - began, self.run.now, self.run.wall)
+        with closing(Journal(self.logs.evaluations)) as journal:
+            journal.append(line)
 
     def image(self) -> CheckpointImage:
         layout = plan_image(PARTS)
@@ -358,13 +394,13 @@ class Worker:
 
     def train_state(self) -> dict[str, Any]:
         """What train.json says but for the records: the schedule and the hyperparameters of the configuration."""
-        optimizer, target = self.run.config.optimizer, self.run.config.target_steps
+        optimizer, (target, done) = self.run.config.optimizer, schedule_after(self.run.config, self.step)
         rate = learning_rate(self.run.config, self.step)
         group = {"lr": rate, "initial_lr": optimizer.lr, "momentum": optimizer.momentum, "weight_decay": optimizer.weight_decay, "params": ["weight"]}
         return {
             "global_step": self.step,
             "sampler": self.sampler.state_dict(),
-            "scheduler": {"last_epoch": self.step, "T_max": target, "eta_min": optimizer.min_lr, "_last_lr": [rate]},
+            "scheduler": {"last_epoch": done, "T_max": target, "eta_min": optimizer.min_lr, "_last_lr": [rate]},
             "scaler": dict(zip(("scale", "_growth_tracker"), self.scaler(), strict=True)) if self.run.config.precision == "fp16" else {},
             "optimizer": {"param_groups": [group], "scalars": {}, "host_keys": []},
         }
@@ -387,7 +423,7 @@ class Worker:
         if entry is None:
             return None
         now, step = self.run.now, self.step if self.run.states else None  # earlier versions did not say
-        fired = InjectedFault(entry.index, entry.kind, entry.rank, entry.global_step, self.number, now, now + WALL, step)
+        fired = InjectedFault(entry.index, entry.kind, entry.rank, entry.global_step, self.number, now, self.run.wall, step)
         assert claim(self.run.layout, fired)
         self.run.fired.add(entry.index)
         return fired
@@ -396,7 +432,10 @@ class Worker:
         digests = self.final_digests()
         loss = self.number_at("loss", 0, 0 if self.run.config.elastic.replicas else self.ranks)
         at = self.run.now
-        write_json(self.logs.final, encode(FinalState(self.step, self.number, at, at + WALL, *digests, loss, ranks=self.rank_states())))
+        write_json(
+            self.logs.final,
+            encode(FinalState(self.step, self.number, at, self.run.wall, *digests, loss, self.measured.get("accuracy"), self.rank_states())),
+        )
         self.spend("idle", 0.01, self.step)
 
     def rank_states(self) -> tuple[RankState, ...]:
@@ -426,7 +465,7 @@ class Worker:
             self.spans[rank].append(Span(category, start, self.run.now, self.number, self.step if step is None else step))
 
     def event(self, event: str, step: int = 0, **values: object) -> None:
-        self.checkpoints.append(CheckpointLine(event, step or self.step, self.number, self.run.now, self.run.now + WALL, **values))  # type: ignore[arg-type]
+        self.checkpoints.append(CheckpointLine(event, step or self.step, self.number, self.run.now, self.run.wall, **values))  # type: ignore[arg-type]
 
 
 def inputs_of(epoch: int, ids: list[int]) -> str:
