@@ -84,6 +84,7 @@ LONGEST = (
     "unit/test_cli_grid.py",
     "e2e/test_added_variants.py",
     "contract/test_every_damage.py",
+    "contract/test_every_value.py",
     "e2e/test_checkpointers.py",
     "e2e/test_deferred_capture.py",
     "contract/test_verify_hostile.py",

@@ -19,12 +19,16 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from ecrl_cli.verify.reference import References
+from ecrl_cli.history.load import RunRecords
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.verify.disk_state import StoredCheckpoint, on_disk
+from ecrl_cli.verify.reference import References, bounded
 from ecrl_cli.verify.verdict import NOT_CHECKED, VALID, Finding, Verdict
 from ecrl_cli.verify.verify_run import verify_run
 
@@ -197,11 +201,35 @@ def with_value(content: Any, change: Change) -> Any:
     return content
 
 
+class ReadOnce:
+    """While it is open, the runs that serve as references are read once, with their checkpoints: nobody changes them."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[Path, RunRecords] = {}
+        self._stored: dict[tuple[Path, bool], tuple[StoredCheckpoint, ...]] = {}
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        with patch("ecrl_cli.verify.reference.bounded", self._bounded), patch("ecrl_cli.verify.trajectory.on_disk", self._on_disk):
+            yield
+
+    def _bounded(self, layout: RunLayout) -> RunRecords:
+        return self._loaded.get(layout.root) or self._loaded.setdefault(layout.root, bounded(layout))
+
+    def _on_disk(self, records: RunRecords, *, contents: bool = True) -> tuple[StoredCheckpoint, ...]:
+        key = records.layout.root, contents
+        if self._loaded.get(records.layout.root) is not records:
+            return on_disk(records, contents=contents)
+        if key not in self._stored:
+            self._stored[key] = on_disk(records, contents=contents)
+        return self._stored[key]
+
+
 class Judge:
     """Judges runs of a sweep; the undisturbed ones are read once, but where they are changed themselves."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.known = folder, References()
+        self.folder, self.known, self.once = folder, References(), ReadOnce()
         self.untouched: dict[str, tuple[Finding, ...]] = {}
 
     def verdict(self, change: Change) -> str:
@@ -211,11 +239,13 @@ class Judge:
         if change.run not in self.untouched:
             self.untouched[change.run] = verify_run(run, known=References()).findings
         with applied(run, change):
-            known = References() if change.run.endswith("ref") else self.known
+            changed_itself = change.run.endswith("ref")
+            known = References() if changed_itself else self.known
             signal.signal(signal.SIGALRM, _too_long)
             signal.alarm(PATIENCE_S)
             try:
-                return line_of(verify_run(run, known=known), self.untouched[change.run], self.folder)
+                with nullcontext() if changed_itself else self.once.opened():
+                    return line_of(verify_run(run, known=known), self.untouched[change.run], self.folder)
             except Exception as error:
                 return f"{type(error).__name__}: {without_paths(str(error), self.folder)}"
             finally:

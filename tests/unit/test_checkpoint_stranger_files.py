@@ -179,6 +179,15 @@ def test_an_array_is_what_its_header_says(tmp_path: Path, array: Any, kind: str,
     assert inside.tensors == {"deep/x": found.tensors[""], "y": found.tensors[""]}
 
 
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_an_array_is_read_in_every_version_of_its_format(tmp_path: Path, version: tuple[int, int]) -> None:
+    file = io.BytesIO()
+    with warnings.catch_warnings(action="ignore"):  # that older numpy cannot read the later versions
+        np.lib.format.write_array(file, np.arange(3.0), version=version)
+    found = facts_of(tmp_path, "a.npy", file.getvalue())
+    assert found.problem == "" and found.tensors[""].shape == (3,)
+
+
 def test_form_and_order_are_part_of_an_arrays_digest(tmp_path: Path) -> None:
     arrays = [np.zeros(4, np.float32), np.zeros((2, 2), np.float32), np.zeros(4, np.int32), np.asfortranarray(np.zeros((2, 2), np.float32))]
     digests = {facts_of(tmp_path, "a.npy", npy(array)).tensors[""].digest for array in arrays}
