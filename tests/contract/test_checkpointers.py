@@ -3,10 +3,12 @@ that only ECRL's own store has."""
 
 from __future__ import annotations
 
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -74,18 +76,39 @@ def run() -> Run:
 
 @pytest.fixture
 def strategy(kind: StrategyKind, run: Run, tmp_path: Path) -> Iterator[Strategy]:
-    clock = SpanClock(Journal(RunLayout(tmp_path).attempt(0).spans(0)), 0, monotonic(), "compute")
-    made = make_strategy(StrategyInputs(config_of(kind), run.train_state, RunLayout(tmp_path), 0, clock))
-    made.prepare()
+    made = prepared(kind, run, tmp_path)
     yield made
     made.close()
 
 
+def prepared(kind: StrategyKind, run: Run, folder: Path) -> Strategy:
+    clock = SpanClock(Journal(RunLayout(folder).attempt(0).spans(0)), 0, monotonic(), "compute")
+    made = make_strategy(StrategyInputs(config_of(kind), run.train_state, RunLayout(folder), 0, clock))
+    made.prepare()
+    return made
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """By the name of a strategy, a run directory with a step that it saved: once, because a checkpointer may start a process that imports torch."""
+
+    @cache
+    def made(name: str) -> Path:
+        folder, run = tmp_path_factory.mktemp(name), Run()
+        run.train(1)
+        strategy = prepared(KINDS[name], run, folder)
+        strategy.save(run.progress())
+        strategy.flush()
+        strategy.close()
+        return folder
+
+    return made
+
+
 @pytest.fixture
-def step(strategy: Strategy, run: Run, tmp_path: Path) -> Path:
+def step(saved: Callable[[str], Path], kind: StrategyKind, run: Run, tmp_path: Path) -> Path:
     """The folder of a step that was saved."""
-    strategy.save(run.progress())
-    strategy.flush()
+    shutil.copytree(saved(kind.name), tmp_path, dirs_exist_ok=True)
     return RunLayout(tmp_path).checkpoints / f"step_{run.global_step:08d}"
 
 
