@@ -45,7 +45,8 @@ def decode(kind: type[T], value: Any) -> T:
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def hints_of(kind: Any) -> dict[str, Any]:
+    """By field of a dataclass, its type. Kept: resolving the annotations of a configuration costs more than reading it."""
     return typing.get_type_hints(kind)
 
 
@@ -59,7 +60,7 @@ def _required(kind: type) -> tuple[str, ...]:
 @cache
 def _plain(kind: type) -> dict[str, tuple[type, ...]]:
     """By field, the types whose values are accepted without conversion."""
-    return {name: tuple(t for t in _alternatives(hint) if t in _PLAIN) for name, hint in _hints(kind).items()}
+    return {name: tuple(t for t in _alternatives(hint) if t in _PLAIN) for name, hint in hints_of(kind).items()}
 
 
 @cache
@@ -101,7 +102,7 @@ def _key(kind: Any, key: str, where: str) -> Any:
 
 
 def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:
-    given, hints = _expect(dict, value, where), _hints(kind)
+    given, hints = _expect(dict, value, where), hints_of(kind)
     if not given.keys() <= hints.keys():
         raise KeyError(f"{where} has no field {shown(sorted(given.keys() - hints.keys())[0])}")
     for name in _required(kind):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
+from ecrl_cli.config.codec import hints_of
 from ecrl_cli.config.keys import unknown_key
 from ecrl_cli.config.limits import LIMITS, RANKS, STEPS, out_of_range
 from ecrl_cli.config.registry import did_you_mean
@@ -26,7 +27,7 @@ _REMEDIES = {
 
 def convert(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """`values` as a `kind`: every key known, every value of the field's type and in its range, else ConfigError. Missing keys keep their default."""
-    hints = typing.get_type_hints(kind)
+    hints = hints_of(typing.cast(Any, kind))
     for name in values:
         if name not in hints:
             raise unknown_key(f"{prefix}{name}")

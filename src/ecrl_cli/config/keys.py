@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
+from ecrl_cli.config.codec import hints_of
 from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, shown
@@ -25,7 +25,7 @@ def leaves() -> tuple[str, ...]:
 
 
 def _leaves(kind: Any, prefix: str) -> Iterable[str]:
-    hints = typing.get_type_hints(kind)
+    hints = hints_of(kind)
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
             yield from _leaves(hints[field.name], f"{prefix}{field.name}.")
