@@ -14,6 +14,12 @@ from tests.runs.builder import WALL
 from tests.runs.changed import Records, attempts, left, logged, ordered, rank_line, supervised
 from tests.runs.sentence import Judged, Row
 
+
+def refuses(layer: str, reason: str) -> Records:
+    """Attempt 2 refused the checkpoint of step 18."""
+    return lambda found: attempts(found, 2, rejected=(Rejected("checkpoints/step_00000018", layer, reason),))
+
+
 ROWS: dict[str, Row] = {
     **{
         f"step {step} of 24": Row(
@@ -23,6 +29,19 @@ ROWS: dict[str, Row] = {
             f"step {step} rank 1 (attempt 2) does not exist: the run has steps 1 to 24",
         )
         for step in (0, 25)
+    },
+    **{
+        words: Row(
+            records_consistent,
+            "blk",
+            refuses(layer, reason),
+            f"supervisor.json: {words}",
+            right=tuple(refuses(right, "cut") for right in ("file", "commit", "manifest", "parts", "hash", "schema", "tensors", "finite", "loader")),
+        )
+        for layer, reason, words in (
+            ("tea", "cut", "'tea' is not a layer of the integrity check"),
+            ("hash", "", "attempt 2 refused 'checkpoints/step_00000018' for no reason"),
+        )
     },
     "another cursor": Row(
         exactly_once,

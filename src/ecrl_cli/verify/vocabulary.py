@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from ecrl_cli.checkpoint.format.names import LAYERS
 from ecrl_cli.errors import shown
 from ecrl_cli.history.load import AttemptRecords
 from ecrl_cli.records.events import (
     CHECKPOINT_EVENTS,
+    LOADER,
     MEMORIES,
     OUTCOMES,
     TERMINAL_STATUSES,
@@ -68,6 +70,8 @@ def _of_supervisor(record: SupervisorRecord) -> Iterator[str]:
     for a in record.attempts:
         words += [_word("an outcome", a.outcome, OUTCOMES), _word("a memory", a.memory, MEMORIES)]
         words += [_word("a phase", a.hang.phase, PHASES)] if a.hang else []
+        words += [_word("a layer of the integrity check", rejected.layer, (*LAYERS, LOADER)) for rejected in a.rejected]
+        words += [f"attempt {a.attempt} refused {shown(rejected.path)} for no reason" for rejected in a.rejected if not rejected.reason]
     yield from filter(None, words)
 
 
