@@ -18,7 +18,8 @@ from ecrl_cli.cli.main import main
 from ecrl_cli.config.studies import RecoveryOverhead
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import EvidenceMissing
-from ecrl_cli.history.timeline import Timeline, TimelineSlice
+from ecrl_cli.history.load import load
+from ecrl_cli.history.timeline import Timeline, TimelineSlice, phases, timeline
 from ecrl_cli.records.layout import StudyLayout
 from ecrl_cli.replication.overhead import closed_forms, experiments, record_index
 from ecrl_cli.replication.overhead import study as overhead_study
@@ -27,7 +28,19 @@ from ecrl_cli.replication.overhead.experiments import Estimate, inverse, search,
 from ecrl_cli.replication.overhead.findings import gates
 from ecrl_cli.replication.overhead.record_index import RecordIndex, measured_parts, parts_without, recordings
 from ecrl_cli.replication.overhead.simulate import Failures, JobSpec, simulate, sweep, system_mtbf
-from ecrl_cli.replication.overhead.strategies import BY_NAME, PUBLISHED, FailureScenario, Loss, Parts, course, expected_loss, typed, waiting
+from ecrl_cli.replication.overhead.strategies import (
+    BY_NAME,
+    JOIN_S,
+    PUBLISHED,
+    REGROUP_S,
+    FailureScenario,
+    Loss,
+    Parts,
+    course,
+    expected_loss,
+    typed,
+    waiting,
+)
 from ecrl_cli.replication.overhead.tables import published, scenarios, threshold
 from ecrl_cli.report.build import report
 from ecrl_cli.report.figures.studies import draw
@@ -35,6 +48,7 @@ from ecrl_cli.studies.frame.result import Figure, Series
 from ecrl_cli.studies.frame.runner import run_study
 from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext
 from tests.runs.builder import build_blk, build_clean, build_ref
+from tests.runs.survived import build_lossy, build_rollback
 
 HOUR = 3600.0
 RESNET = PUBLISHED["ResNet-50"]
@@ -298,6 +312,29 @@ def test_parts_are_those_on_record(recorded: Path) -> None:
     assert found == pytest.approx((0.025, 0.036, 0.2, 0.9, 0.3, 6))
     (blk,) = recordings(recorded / "blk")
     assert [(f.attempt, f.since) for f in blk.failures] == [(1, 3), (2, 2)] and [f.replay for f in blk.failures] == pytest.approx([0.075, 0.05])
+
+
+def test_live_recoveries_on_record_go_before_what_is_assumed(recorded: Path, tmp_path: Path) -> None:
+    """What survivors took to notice, to regroup and to take a spare in, as the timeline has it; without any of them the assumptions stay."""
+    assumed = measured_parts(recordings(recorded))
+    assert (assumed.regroup, assumed.join) == (REGROUP_S, JOIN_S)
+    shutil.copytree(recorded, tmp_path / "both")
+    records = load(build_rollback(tmp_path / "both"))
+    spent = phases(records, timeline(records))
+    (live,) = (recording.live for recording in recordings(tmp_path / "both") if recording.live)
+    assert [(each.detect, each.regroup, each.join) for each in live] == [tuple(spent[n][p] for p in ("detect", "rendezvous", "load")) for n in (1, 2)]
+    parts = measured_parts(recordings(tmp_path / "both"))
+    assert parts.regroup == pytest.approx(sum(each.regroup for each in live) / 2) and parts.regroup != REGROUP_S
+    assert parts.join == pytest.approx(sum(each.join or 0.0 for each in live) / 2) and parts.join != JOIN_S
+    assert parts.detect == pytest.approx((2 * assumed.detect + sum(each.detect for each in live)) / 4)
+    assert (parts.init, parts.restart) == (assumed.init, assumed.restart)
+
+
+def test_survivors_whom_nobody_joins_say_nothing_of_joining(recorded: Path, tmp_path: Path) -> None:
+    shutil.copytree(recorded, tmp_path / "both")
+    build_lossy(tmp_path / "both")
+    parts = measured_parts(recordings(tmp_path / "both"))
+    assert parts.join == JOIN_S and parts.regroup != REGROUP_S
 
 
 def test_a_first_step_that_is_done_again_warms_up() -> None:

@@ -145,7 +145,8 @@ def _source(index: RecordIndex) -> Iterator[str]:
             "600 MiB); the rows of times agree with the text as printed and are used so. Initialization and restart are both paid per failure."
         )
     assumed = (
-        "Not from the source, unless typed: warm spares and snapshots (shares in the configuration and of a mini-batch), the broadcast to a joiner"
+        "Not from the source, unless typed: warm spares and snapshots (shares in the configuration and of a mini-batch); and the regrouping and the "
+        "broadcast to a joiner where no live recovery is on record"
     )
     yield f"{assumed}; casualties are replaced after {index.config.replace_s:g} s."
 

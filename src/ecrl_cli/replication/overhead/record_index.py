@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +16,9 @@ from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.history.timeline import Timeline, phases, timeline
 from ecrl_cli.metrics.checkpoints import account
 from ecrl_cli.metrics.recoveries import Restart, restarts
+from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout, is_folder
+from ecrl_cli.records.survivor_records import SURVIVORS
 from ecrl_cli.replication.overhead.strategies import FailureScenario, Parts
 from ecrl_cli.studies.frame.study import Record
 
@@ -47,6 +49,16 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class LiveRecovery:
+    """One recovery in which ranks went on with the state in their memory. Seconds; `join`: None where nobody joined."""
+
+    attempt: int
+    detect: float
+    regroup: float
+    join: float | None
+
+
+@dataclass(frozen=True)
 class Recording:
     """One run. Seconds: `mini_batch` (mean of steps done for the first time, without warm-up steps), `checkpoint` (mean stall), `begin` (from the
     run's launch to its first step), `wall`. `steps`: the target; `complete`: whether it was reached."""
@@ -63,6 +75,7 @@ class Recording:
     wall: float
     complete: bool
     failures: tuple[Failure, ...] = field(default=())
+    live: tuple[LiveRecovery, ...] = field(default=())
 
 
 def recordings(folder: Path) -> list[Recording]:
@@ -102,7 +115,12 @@ def _recording(folder: Path) -> Recording | None:
         wall=times.wall_s,
         complete=records.final is not None,
         failures=tuple(_failures(records, times, _mean(steps))),
+        live=tuple(_live(a, starts[a.attempt]) for a in records.attempts if a.memory == SURVIVORS),
     )
+
+
+def _live(attempt: Attempt, start: Mapping[str, float]) -> LiveRecovery:
+    return LiveRecovery(attempt.attempt, start["detect"], start["rendezvous"], start["load"] if attempt.joined else None)
 
 
 def _barriers(records: RunRecords) -> dict[tuple[int, int], float]:
@@ -148,14 +166,23 @@ def _failure(restart: Restart, since: int, warm_up: float) -> Failure:
 
 
 def measured_parts(found: Sequence[Recording]) -> Parts:
-    """The mean parts of all recordings, each failure and each run counting once. Raises EvidenceMissing without a failure or a checkpoint."""
+    """The mean parts of all recordings, each failure and each run counting once. Raises EvidenceMissing without a failure or a checkpoint.
+
+    Where ranks went on live, what it took them to regroup and to take newcomers in is theirs, and they noticed failures too; else it is assumed.
+    """
     failures = [failure for recording in found for failure in recording.failures]
     if not failures:
         raise EvidenceMissing("study.source", "none of its runs had a failure: nothing says what a restart costs", "name runs with failures")
     stalls = [recording.checkpoint for recording in found if recording.checkpoint > 0]
     if not stalls:
         raise EvidenceMissing("study.source", "none of its runs stood still for a checkpoint", "name runs with checkpoints")
-    return _parts(found, failures, _mean(stalls), _mean([recording.mini_batch for recording in found]))
+    parts = _parts(found, failures, _mean(stalls), _mean([recording.mini_batch for recording in found]))
+    live = [each for recording in found for each in recording.live]
+    if not live:
+        return parts
+    joins = [each.join for each in live if each.join is not None]
+    detect = _mean([*(each.detect for each in failures), *(each.detect for each in live)])
+    return replace(parts, detect=detect, regroup=_mean([each.regroup for each in live]), join=_mean(joins) if joins else parts.join)
 
 
 def predictable(found: Sequence[Recording]) -> bool:
