@@ -347,7 +347,7 @@ def test_records_of_another_shape_stop_nothing(tmp_path: Path, environment: dict
     for variant in ("ref", "blk", "ovl"):
         run_of(sweep, BASE, variant).environment.write_text(json.dumps(environment))
     made = publication(read(sweep))
-    assert len(made.tables) == 7 and document(made, f"reports/{BASE}_publishable.json")["accepted"] is False
+    assert len(made.tables) == 8 and document(made, f"reports/{BASE}_publishable.json")["accepted"] is False
 
 
 def test_the_report_writes_all_of_it_and_other_suites_get_their_artifact_alone(tmp_path: Path) -> None:

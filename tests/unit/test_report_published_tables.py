@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+import shutil
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+from ecrl_cli.records.events import RankLine
 from ecrl_cli.replication.report import values
 from ecrl_cli.replication.report.publication import published_tables
 from ecrl_cli.replication.report.sample import experiments
 from ecrl_cli.replication.report.setting import differences, facts, in_full, in_short
+from ecrl_cli.replication.report.settings_tables import LOGGED
 from ecrl_cli.report.tables.table import Table, text_of
 from ecrl_cli.storage.files import write_json
 from tests.unit.published_runs import SEEDS, SUITES, cell, diverge, matrix, read, recorded, run_of
@@ -83,7 +86,7 @@ def test_the_published_aggregates_are_those_of_the_suites() -> None:
 
 
 def test_every_table_of_the_matrix_is_there_and_says_its_scale(tables: dict[str, Table]) -> None:
-    assert list(tables) == [f"table{number}" for number in range(2, 9)]
+    assert list(tables) == [f"table{number}" for number in range(1, 9)]
     for table in tables.values():
         assert "scale paper" in table.title
         assert table.rows and all(len(row) == len(table.columns) for row in table.rows)
@@ -255,6 +258,18 @@ def test_controlled_and_varied_are_read_from_the_runs(tables: dict[str, Table], 
     assert dataset["Role here"] == "controlled" and dataset["Values here"] == "digits" and "varied there, controlled here" in dataset["What differs"]
     uneven = make_sweep(tmp_path / "uneven", [*cell("cifar10-r18-base"), *cell("cifar10-r18-base", 2027)[:2]])
     assert row(by_ident(uneven)["table4"], "Seed count")["Role here"] == "varied"
+
+
+def test_the_logged_fields_are_looked_for_in_the_runs(sweep: Path, tables: dict[str, Table], tmp_path: Path) -> None:
+    """Each field of the published table, and a run that lacks one."""
+    assert all(cells[4] == "27" and not cells[5].startswith("missing") for cells in texts(tables["table1"]))
+    named = {name for each in LOGGED if each.file.endswith("rankR.jsonl") for name in each.fields}
+    assert named < {field.name for field in fields(RankLine)}
+    shutil.copytree(sweep, tmp_path / "sweep")
+    log = next((tmp_path / "sweep").glob("*-ref-*/logs/attempt-00/rank0.jsonl"))
+    log.write_text(log.read_text(encoding="utf-8").replace('"loss"', '"lost"'), encoding="utf-8")
+    broken = row(by_ident(tmp_path / "sweep")["table1"], "loss")
+    assert (broken["Runs that have it"], broken["What differs"]) == ("26", "missing in 1 of 27 runs")
 
 
 def test_the_environment_is_that_of_the_runs(tables: dict[str, Table]) -> None:

@@ -23,7 +23,7 @@ from ecrl_cli.replication.report.findings import NewFinding, limits, new_finding
 from ecrl_cli.replication.report.matrix_tables import table5, table6, table7, table8
 from ecrl_cli.replication.report.publishable import as_json, publishable_files, revision
 from ecrl_cli.replication.report.sample import Experiment, experiments
-from ecrl_cli.replication.report.settings_tables import table2, table3, table4
+from ecrl_cli.replication.report.settings_tables import table1, table2, table3, table4
 from ecrl_cli.replication.report.values import ARMS, repeats
 from ecrl_cli.report.figures.export import Picture, picture_files
 from ecrl_cli.report.formats import plural
@@ -35,7 +35,7 @@ from ecrl_cli.report.tables.records import summary_rows
 from ecrl_cli.report.tables.renderers import csv_bytes, csv_of, escaped, markdown_of, markdown_section
 from ecrl_cli.report.tables.table import Column, Row, Table, records_table, text_of
 
-MATRIX = (table2, table3, table4, table5, table6, table7, table8)
+MATRIX = (table1, table2, table3, table4, table5, table6, table7, table8)
 SCHEMA_VERSION = 1
 SUITE_COLUMNS = (
     *(Column("Suite"), Column("Accepted"), Column("Scale"), Column("Arms"), Column("Runs", "count"), Column("Valid", "count")),

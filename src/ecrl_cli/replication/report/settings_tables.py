@@ -1,10 +1,14 @@
-"""Tables 2 to 4: the machine, what was run, and which factors were held and which varied; all from the runs' own records."""
+"""Tables 1 to 4: what is logged, the machine, what was run, and which factors were held and which varied; all from the runs' own records."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from ecrl_cli.errors import EcrlError
+from ecrl_cli.records.safe_read import read_whole
 from ecrl_cli.replication.report.sample import Experiment
 from ecrl_cli.replication.report.setting import WORDS, facts, shown
 from ecrl_cli.replication.report.values import PUBLISHED, SUITES
@@ -14,6 +18,10 @@ from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.suite_gates import pooling_obstacles
 from ecrl_cli.report.tables.table import Cell, Column, Row, Table
 
+COLUMNS1 = (
+    *map(Column, ("Published field", "Used there for", "Here", "In")),
+    *(Column("Runs that have it", "count"), Column("What differs")),
+)
 COLUMNS2 = (Column("Item"), Column("Published"), Column("Measured"), Column("n", "count"), Column("What differs"))
 COLUMNS3 = (
     *(Column("Axis"), Column("Published"), Column("Count there", "count"), Column("Measured"), Column("Count here", "count")),
@@ -40,6 +48,57 @@ _MORE: dict[str, tuple[str, Read]] = {
     "file system": ("not stated", lambda run: str(run.environment.get("file_system", {}).get("type", NONE))),
     "code revision": ("not stated", lambda run: f"ecrl {run.environment.get('ecrl', '?')} {run.environment.get('git_revision') or ''}".strip()),
 }
+
+
+@dataclass(frozen=True)
+class _Logged:
+    """A row of table 1. `purpose`: in the published table. `file`, `fields`: where it stands here, the first with `N` and `R` for attempt and rank;
+    `differs`: what it is otherwise here."""
+
+    name: str
+    purpose: str
+    file: str
+    fields: tuple[str, ...]
+    differs: str = "nothing"
+
+    def in_run(self, run: Run) -> bool:
+        """Whether the first attempt's file, or the run's, has every field in its first line."""
+        path = run.input.layout.root / self.file.replace("NN", "00").replace("R.", "0.")
+        try:
+            first = read_whole(path) if path.suffix == ".json" else read_whole(path).partition(b"\n")[0]
+            return set(self.fields) <= set(json.loads(first))
+        except (OSError, EcrlError, ValueError, TypeError):
+            return False
+
+
+_RANK, _SAVES = "logs/attempt-NN/rankR.jsonl", "logs/attempt-NN/checkpoint_rank0.jsonl"
+LOGGED = (
+    _Logged("global_step", "progress; boundaries of restarts", _RANK, ("global_step",)),
+    _Logged("epoch, cursor_step", "which window of samples", _RANK, ("epoch", "cursor_step")),
+    _Logged(
+        *("sample_ids_hash/count", "what was consumed, without the ids", _RANK, ("sample_ids_hash", "sample_ids_count")),
+        "SHA-256 of the ids in order, and a digest of the inputs beside it",
+    ),
+    _Logged("world_size, rank", "ranks held against each other", _RANK, ("world_size", "rank")),
+    _Logged("loss", "trajectory and divergence", _RANK, ("loss",), "at full precision, so that equal means equal"),
+    _Logged(
+        *("checkpoint_rank0.jsonl", "snapshot, write, enqueue, backpressure, stall", _SAVES, ("event", "global_step", "snapshot_s")),
+        "an event a line, each save ended once",
+    ),
+    _Logged("supervisor.json", "attempts, restarts, how it ended", "supervisor.json", ("attempts", "terminal_status"), "sessions and signals too"),
+)
+
+
+def table1(experiment: Experiment) -> PublishedTable:
+    """The fields that the published table of logs names, where each stands here, and in how many runs it was found."""
+    rows = []
+    for each in LOGGED:
+        due = [run for run in experiment.runs if each.file != _SAVES or run.checkpoints]  # a run without checkpoints logs none
+        having = sum(each.in_run(run) for run in due)
+        differs = each.differs if having == len(due) else f"missing in {len(due) - having} of {plural(len(due), 'run')}"
+        rows.append((each.name, each.purpose, ", ".join(each.fields), each.file, having, differs))
+    note = "NN: the attempt, R: the rank. What else is logged: docs/decisions/event-schema.md."
+    return PublishedTable("table1", Table(f"Table 1: logged fields ({experiment.scale})", COLUMNS1, tuple(rows), note), experiment.setting)
 
 
 def table2(experiment: Experiment) -> PublishedTable:
