@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.make import Stopped, make
 from experiments.pages import ESTIMATES, write
-from experiments.registry import EVERYTHING, ROOT, Experiment, ExperimentError, Registry, read
+from experiments.registry import EVERYTHING, ROOT, Experiment, ExperimentError, read
 
 from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.prepare import expected_seconds, prepare
@@ -30,13 +30,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", default=os.environ.get("ECRL_TEST_DATA", ""), help="a folder with cifar10/ and cifar100/ in it")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="where they are run (default: outputs)")
     parser.add_argument("--pages", action="store_true", help="run nothing; write all pages anew from what is kept")
-    parser.add_argument("--estimate", action="store_true", help="run nothing; write down what ECRL expects each sweep to take here")
+    parser.add_argument("--estimate", action="store_true", help="run nothing; write down what ECRL expects the named sweeps to take here")
     options = parser.parse_args(argv)
     try:
         registry = read()
         chosen = registry.chosen(options.names)
         if options.estimate:
-            return _estimate(registry, options.data)
+            _estimate(registry.chosen(options.names), options.data)
+            write(registry)
+            return 0
         code = 0 if options.pages else _make(chosen, options.outputs, options.data, everything=EVERYTHING in options.names)
         write(registry)
         return code
@@ -60,17 +62,16 @@ def _make(chosen: list[Experiment], outputs: Path, data: str, *, everything: boo
     return 1 if 1 in codes else max(codes)
 
 
-def _estimate(registry: Registry, data: str) -> int:
-    """What `ecrl -m ...` itself expects of each sweep that this machine can run, into docs/results/estimates.json."""
-    found = {}
-    for experiment in registry.experiments.values():
+def _estimate(chosen: list[Experiment], data: str) -> None:
+    """What `ecrl -m ...` itself expects of each sweep that this machine can run, from nothing, into docs/results/estimates.json."""
+    found = json.loads(ESTIMATES.read_text(encoding="utf-8")) if ESTIMATES.is_file() else {}
+    for experiment in chosen:
         if experiment.is_study or experiment.needs or (experiment.wants_data and not data):
             continue
         plans = [prepare(parse(given), lambda line: None) for given in experiment.given(Path("outputs") / "none", data)]
         found[experiment.name] = {"runs": sum(len(plan.runs) for plan in plans), "seconds": round(sum(map(expected_seconds, plans)))}
         print(f"{experiment.name}: {found[experiment.name]['runs']} runs, {human_seconds(found[experiment.name]['seconds'])}")
     ESTIMATES.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":

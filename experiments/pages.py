@@ -185,11 +185,19 @@ def _records(experiment: Experiment) -> list[str]:
 
 
 def _expected(experiment: Experiment) -> str:
-    needs = f"It needs {experiment.needs}, which was not at hand. " if experiment.needs else ""
+    """What keeps it from being run here, or what ECRL expects of it."""
+    if experiment.needs:
+        return f"It needs {experiment.needs}, which was not at hand."
+    if experiment.is_study:
+        return "A study says no time ahead; what came of it at other times: [studies](../../studies.md#what-came-of-it)."
+    if not (found := _estimate(experiment)):
+        return ""
+    return f"ECRL expects {found} on two idle cores (`python -m experiments --estimate {experiment.name}`)."
+
+
+def _estimate(experiment: Experiment) -> str:
     found = (json.loads(ESTIMATES.read_text(encoding="utf-8")) if ESTIMATES.is_file() else {}).get(experiment.name)
-    return needs + (
-        f"ECRL expects {found['runs']} runs and {human_seconds(found['seconds'])} on two cores (`python -m experiments --estimate`)." if found else ""
-    )
+    return f"{found['runs']} runs and {human_seconds(found['seconds'])}" if found else ""
 
 
 def index(registry: Registry) -> str:
@@ -205,7 +213,8 @@ def _row(experiment: Experiment) -> str:
     kept = Kept.of(experiment.folder)
     given = f"`RESULTS={experiment.name}{' DATA=DIR' if experiment.wants_data else ''}`"
     if kept.environment is None:
-        cells = ["**not run**", _expected(experiment) or "-", "-", "-", "-"]
+        why = f"needs {experiment.needs}" if experiment.needs else _estimate(experiment)
+        cells = [f"**not run**{f': {why}' if why else ''}", "-", "-", "-", "-"]
     else:
         busy = ", busy" if kept.stamp and kept.others > BUSY else ""
         cells = [kept.runs, kept.judged, f"`{kept.commit}`", f"{kept.date}{busy}", f"<!-- state -->{state(experiment, kept)}<!-- / -->"]
