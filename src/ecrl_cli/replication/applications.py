@@ -12,13 +12,14 @@ from ecrl_cli.config.codec import decode
 
 @dataclass(frozen=True)
 class Application:
-    """A column of Table I as printed. `per_epoch`: mini-batches; names ending in _s are mean seconds."""
+    """A column of Table I as printed. `per_epoch`: mini-batches, `in_epoch`: those that its samples give; names ending in _s are mean seconds."""
 
     name: str
     size: str
     layers: int
     batch: int
     per_epoch: int
+    in_epoch: int
     epochs: int
     mini_batch_s: float
     init_s: float

@@ -44,7 +44,7 @@ class Parts:
 
 
 # A checkpoint at the end of each epoch.
-PUBLISHED = {a.name: Parts(a.mini_batch_s, a.checkpoint_s, a.init_s, a.restart_s, a.per_epoch) for a in applications.PUBLISHED.values()}
+PUBLISHED = {a.name: Parts(a.mini_batch_s, a.checkpoint_s, a.init_s, a.restart_s, a.in_epoch) for a in applications.PUBLISHED.values()}
 
 
 def typed(config: RecoveryOverhead, parts: Parts) -> Parts:

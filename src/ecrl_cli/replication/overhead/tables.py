@@ -99,7 +99,8 @@ def scenarios(index: RecordIndex) -> list[Table]:
         Column("times", "checkpoint_restart over immediate_rollback", "number"),
     )
     note = (
-        "By the published rule and Table I. The last scenario of NT3 lies in epoch 9 of 55 mini-batches each (counted from 0), where the text has 8."
+        "By the published rule and Table I; but an epoch of NT3 has 56 mini-batches (1,120 / 20), where the table has 55: its last scenario lies in "
+        "epoch 8 (counted from 0), as in the text."
     )
     return (
         [Table("scenarios", "The published scenarios: replay against epoch, and each strategy end to end", columns, tuple(rows), note)]
