@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from experiments.packed import pack
@@ -83,7 +85,21 @@ def _run(experiment: Experiment, outputs: Path, data: str) -> list[Session]:
 
 
 def _ecrl(*given: str, quiet: bool = False) -> int:
-    return subprocess.run([*ECRL, *given], stdout=subprocess.DEVNULL if quiet else None, check=False).returncode
+    """The exit code of `ecrl GIVEN...`. It has a process group of its own, and SIGINT and SIGTERM are handed on to it: it saves and ends by itself,
+    and a second one ends it at once."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        for process in running:
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        running.append(subprocess.Popen([*ECRL, *given], stdout=subprocess.DEVNULL if quiet else None, process_group=0))
+        return running[0].wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _verified(folders: list[Path]) -> dict[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,9 @@ def test_an_experiment_is_run_verified_reported_and_kept(made: Path) -> None:
     assert sorted(result["verdicts"].values()) == ["valid", "valid"] and result["promises"]["exactly-once"] == {"valid": 2}
     assert stamped["code"] == code_digests() and len(stamped["sessions"]) == 1 and stamped["sessions"][0]["seconds"] > 0
     assert {"runs.csv", "summary.csv", "environment.json", "records.tar.xz"} <= {path.name for path in kept.iterdir()}
+    with tarfile.open(kept / "records.tar.xz") as archive:
+        packed = {Path(name).name for name in archive.getnames()}
+    assert {"metrics.json", "seal.json", "MANIFEST.json", "rank0.jsonl"} <= packed and not {"verdict.json", ".lock", ".hydra", "report"} & packed
     assert sorted(path.name for path in (made / "results").iterdir()) == ["small"], "nothing half-made is left"
 
 
@@ -135,20 +139,44 @@ def test_an_invalid_run_is_kept_and_the_exit_code_says_so(made: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("code", "error"),
-    [(130, Stopped), (143, Stopped), (2, ExperimentError), (8, ExperimentError)],
+    ("code", "error", "said"),
+    [
+        (130, Stopped, "130"),
+        (143, Stopped, "143"),
+        (2, ExperimentError, "small: the command was refused, for the reason above"),
+        (8, ExperimentError, "small: the command was refused, for the reason above"),
+    ],
 )
 def test_what_is_stopped_or_refused_keeps_nothing_and_leaves_what_was_kept(
-    code: int, error: type[Exception], made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: int, error: type[Exception], said: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subprocess.run(["cp", "-a", str(made / "results"), str(tmp_path)], check=True)
     monkeypatch.setattr(making, "ECRL", (sys.executable, "-c", f"import sys; sys.exit({code})"))
     before = (tmp_path / "results" / "small" / "stamp.json").read_bytes()
-    with pytest.raises(error):
+    with pytest.raises(error, match=said):
         make(small(), tmp_path / "outputs", "", tmp_path / "results")
     assert (tmp_path / "results" / "small" / "stamp.json").read_bytes() == before
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["small"]
     assert len((tmp_path / "outputs" / "small.sessions.jsonl").read_text(encoding="utf-8").splitlines()) == 1, "the time of a stopped session counts"
+
+
+TAKES_ITS_TIME = """
+import os, signal, sys
+signal.signal(signal.{name}, lambda number, frame: (print("saved", file=open("saved", "w")), sys.exit(128 + number)))
+os.kill(os.getppid(), signal.{name})
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_stop_is_handed_on_and_waited_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command asks its parent to stop, as Ctrl-C or a scheduler does, and has something to do before it ends."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(making, "ECRL", (sys.executable, "-c", TAKES_ITS_TIME.format(name=name)))
+    with pytest.raises(Stopped):
+        make(small(), tmp_path / "outputs", "", tmp_path / "results")
+    assert (tmp_path / "saved").exists() and not (tmp_path / "results").exists()
 
 
 def test_real_images_are_asked_for_before_anything_is_run(tmp_path: Path) -> None:
