@@ -217,6 +217,28 @@ def test_no_more_is_unpacked_than_is_allowed_in_one_array_or_several(tmp_path: P
     assert "496 bytes unpacked, at most 495 are read" in facts_of(tmp_path, "a.npz", npz(("a", half), ("b", half)), 991).problem
 
 
+def test_form_is_part_of_a_tensors_digest(tmp_path: Path) -> None:
+    forms = [("F32", [2]), ("I32", [2]), ("F32", [2, 1]), ("F64", [1])]
+    found = [facts_of(tmp_path, "a.safetensors", safetensors({"a": entry(dtype, shape, 0, 8)}, bytes(8))) for dtype, shape in forms]
+    assert len({each.tensors["a"].digest for each in found}) == len(forms)
+
+
+def test_a_reader_that_gives_little_at_a_time_is_read_to_the_end() -> None:
+    class Slow(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            return super().read(min(size or 0, 2))
+
+    assert stranger_files._exactly(Slow(b"0123456789"), 7) == b"0123456"
+    with pytest.raises(ValueError, match="ends 3 bytes early"):
+        stranger_files._exactly(Slow(b"0123"), 7)
+
+
+def test_what_is_no_regular_file_is_named_by_the_fact_alone(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("elsewhere")
+    (found,) = folder_manifest(tmp_path, MOST).files.values()
+    assert found.problem.startswith("ELOOP") and (found.bytes, found.digest, found.tensors) == (0, "", {})
+
+
 def test_files_of_other_kinds_are_digested_alone(tmp_path: Path) -> None:
     found = facts_of(tmp_path, "a.bin", b"bytes")
     assert (found.bytes, found.tensors, found.problem) == (5, {}, "") and found.digest != facts_of(tmp_path, "b.bin", b"other").digest

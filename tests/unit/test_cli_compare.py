@@ -168,6 +168,21 @@ def test_a_number_of_every_dtype_is_read_as_it_is(tmp_path: Path, dtype: str, on
     assert (found.l2, found.max_ulp, found.differing, found.not_finite) == (l2, ulp, 1, 0)
 
 
+def test_the_same_bytes_of_another_dtype_differ(tmp_path: Path) -> None:
+    found = between(tmp_path, {"parameters.a": ("torch.int32", (1,), bytes(4))}, {"parameters.a": floats(0.0)})
+    assert (found.differing, found.max_ulp, found.l2) == (1, None, 0.0)
+
+
+def test_generators_are_compared_byte_for_byte_alone(tmp_path: Path) -> None:
+    found = distances(step_of(saved(tmp_path / "a", torch=b"abce")), step_of(saved(tmp_path / "b")))
+    assert found["rng"] == Distance(1, 1, None, None, None, "", 0)
+
+
+@pytest.mark.parametrize(("one", "other", "strange"), [((math.nan, 1), (1, math.nan), 2), ((math.inf, 1), (1, 1), 1), ((1, 1), (math.nan, 2), 1)])
+def test_what_is_not_finite_on_either_side_is_counted(tmp_path: Path, one: tuple[float, float], other: tuple[float, float], strange: int) -> None:
+    assert between(tmp_path, {"parameters.a": floats(*one)}, {"parameters.a": floats(*other)}).not_finite == strange
+
+
 def test_the_command_says_it_at_named_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = (tmp_path / name for name in "ab")
     for step in (20, 40):
