@@ -18,7 +18,7 @@ import pytest
 from ecrl_cli.config.limits import MOST_ATTEMPTS, MOST_FAILURES
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EvidenceMissing, RecordError
-from ecrl_cli.history.divergence import first_differing_step, loss_divergence, read_tensors, same_float, state_divergence
+from ecrl_cli.history.divergence import differing_names, first_differing_step, loss_divergence, read_tensors, same_float, state_divergence
 from ecrl_cli.history.lineage import ancestry, line_chain, lineage, replayed_steps
 from ecrl_cli.history.load import MOST_DISK_BYTES, NOTHING, SPARE_CLAIMS, SPARE_LOGS, AttemptRecords, RunRecords, load, load_disk
 from ecrl_cli.history.timeline import phases, timeline
@@ -328,6 +328,30 @@ def test_a_value_of_every_dtype_is_read_as_it_is(tmp_path: Path, dtype: str, dat
     header = json.dumps({"__metadata__": {"format": "pt"}, "a": {"dtype": dtype, "shape": [1], "data_offsets": [0, len(data)]}}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + data)
     assert {name: array.tolist() for name, array in read_tensors(path).items()} == {"a": [value]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [1],
+        {"a": 5},
+        {"a": {}},
+        {"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}},
+        {"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 4]}},
+        {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}},
+    ],
+)
+def test_a_header_that_says_something_else_is_damage_of_that_file(tmp_path: Path, header: object) -> None:
+    path, text = tmp_path / "model.safetensors", json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    with pytest.raises(RecordError, match=r"not a safetensors file \(.+\)") as error:
+        read_tensors(path)
+    assert error.value.key == "model.safetensors" and error.value.fact.startswith("not a safetensors file (")
+
+
+def test_names_differ_by_their_digest_or_by_being_alone() -> None:
+    assert differing_names({"a": "1", "c": "2", "d": "5"}, {"c": "3", "a": "1", "b": "4"}) == ["b", "c", "d"]
+    assert differing_names({"a": "1"}, {"a": "1"}) == []
 
 
 def test_two_states_are_as_far_apart_as_what_they_share_and_all_that_differs_is_named() -> None:
