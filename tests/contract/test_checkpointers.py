@@ -39,7 +39,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.records.span_clock import SpanClock
 from ecrl_cli.storage.fs import PosixFs
-from ecrl_cli.training.session import Session
+from ecrl_cli.training.restoring import restore
 from tests.contract.variants import refused
 from tests.unit.checkpoint_support import flip
 from tests.unit.test_checkpoint_train_state import Run, lines
@@ -199,9 +199,9 @@ def test_what_cannot_be_loaded_is_on_record_behind_a_power_loss_too(tmp_path: Pa
     layout = RunLayout(tmp_path)
     layout.attempt(1).folder.mkdir(parents=True)
     order = AttemptSpec(1, 1, 4, ResumedFrom("checkpoints/step_00000004", "0" * 64), 4, ())
-    given = SimpleNamespace(layout=layout, logs=layout.attempt(1), rank=0, order=order)
+    config = RunConfig(checkpoint=CheckpointConfig(strategy="torch_save"))
     with pytest.raises(Unreadable):
-        Session.restore_foreign(cast("Any", given), cast("Any", None), checkpointer_of(KINDS["torch_save"]))
+        restore(cast("Any", SimpleNamespace(rank=0)), config, layout, order, None)
     assert layout.attempt(1).with_unloadable() == [0] and [name for name in synced if "unloadable_rank0" in name]
 
 

@@ -1,4 +1,4 @@
-"""Builds the history of several builds; called by `ecrl report --history`."""
+"""Builds the history of several builds as a page, as Markdown and for a terminal; called by `ecrl report --history`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from pathlib import Path
 
 from ecrl_cli.errors import ConfigError, visible
 from ecrl_cli.report.build import ReportResult, write_files
-from ecrl_cli.report.figures.export import picture_files
+from ecrl_cli.report.figures.export import Picture, picture_files
 from ecrl_cli.report.figures.history import history_pictures
-from ecrl_cli.report.formats import harmless
+from ecrl_cli.report.figures.palette import variant_colours
+from ecrl_cli.report.formats import harmless, plural, printable
 from ecrl_cli.report.model.history import History, build_folders, read_history
-from ecrl_cli.report.render.history import history_lines, history_markdown, history_page
-from ecrl_cli.report.tables.history import csv_tables, history_document
-from ecrl_cli.report.tables.renderers import csv_of
+from ecrl_cli.report.render.markdown import statement_lines
+from ecrl_cli.report.render.page import in_page, page_of
+from ecrl_cli.report.tables.history import builds_table, csv_tables, date, history_document, now_table, wrong_table
+from ecrl_cli.report.tables.renderers import csv_of, escaped, markdown_section, terminal_of
 from ecrl_cli.report.text.history import summarize_history
+from ecrl_cli.report.text.summary import ReportSummary
+
+BRIEF = ("suite", "arm", "verdict", "since", "before", "goodput", "goodput, change", "stall per checkpoint", "save, to durable")
 
 
 def history_report(dirs: Sequence[Path], out: Path | None = None, judge_anew: bool = False) -> ReportResult:
@@ -53,3 +58,34 @@ def _contents(history: History) -> dict[str, bytes]:
     files["history.md"] = history_markdown(history, said, [picture.name for picture in drawn]).encode(errors="replace")
     files["index.html"] = history_page(history, said, drawn).encode(errors="replace")
     return {name: harmless(data.decode()).encode() if name.endswith((".md", ".html")) else data for name, data in files.items()}
+
+
+def history_page(history: History, said: ReportSummary, drawn: Sequence[Picture]) -> str:
+    """index.html. Names come from records and folders and are escaped."""
+    return page_of(
+        "history.html.j2",
+        history=history,
+        said=said,
+        now=now_table(history),
+        wrong=wrong_table(history),
+        builds=builds_table(history),
+        figures=in_page(drawn),
+        colours=variant_colours(sorted({track.arm for track in history.tracks})),
+        date=date,
+        made_of=plural(len(history.builds), "build"),
+        when=date(history.newest.when),
+    )
+
+
+def history_markdown(history: History, said: ReportSummary, figures: Sequence[str]) -> str:
+    """history.md."""
+    lines = [f"# {escaped(said.headline)}", "", *statement_lines(said), ""]
+    for table in (wrong_table(history), now_table(history), builds_table(history)):
+        lines += markdown_section(table) if table else []
+    return "\n".join([*lines, *(f"![{name}](figures/{name}.png)" for name in figures), ""])
+
+
+def history_lines(history: History, said: ReportSummary) -> list[str]:
+    """For a terminal: the sentences, and every arm of the newest build."""
+    table = now_table(history).only(BRIEF)
+    return [printable(line) for line in [f"{said.headline}.", *said.sentences, "", table.title, *terminal_of(table), ""]]

@@ -9,18 +9,15 @@ from pathlib import Path
 
 from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
-from ecrl_cli.config.codec import decode
 from ecrl_cli.config.recoveries import survivors_stay
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import EcrlError, InputError, Stopped, StorageError
-from ecrl_cli.failures.fault_log import read_fired
 from ecrl_cli.failures.plan import read_plan
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.events import TARGET_REACHED, Attempt, FinalState, SupervisorRecord
+from ecrl_cli.records.events import TARGET_REACHED, Attempt, SupervisorRecord
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
-from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import AttemptSpec, Progress
 from ecrl_cli.records.run_config import read_run_config
@@ -28,7 +25,7 @@ from ecrl_cli.records.survivor_records import SURVIVED
 from ecrl_cli.supervision.attempts.checkpoint_reconciliation import reconcile_checkpoints, still_kept
 from ecrl_cli.supervision.attempts.restart_policy import Decision, charged_attempts, decide
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
-from ecrl_cli.supervision.attempts.supervisor_faults import WallClockFaults, inject_between_attempts, supervised_s
+from ecrl_cli.supervision.attempts.supervisor_faults import WallClockFaults, attempts_with_faults, inject_between_attempts, supervised_s
 from ecrl_cli.supervision.attempts.supervisor_record import SupervisorRecordWriter, refresh_run_config, step_range
 from ecrl_cli.supervision.console import UI
 from ecrl_cli.supervision.in_place.in_place_recovery import InPlaceRecovery, RestartAll
@@ -101,8 +98,7 @@ class Supervisor:
         for attempt in self._layout.attempts():  # all: an earlier supervisor may have been killed before it did so
             reconcile_checkpoints(self._layout, attempt, self._store)
         self._record_writer.begin()
-        reached = any(a.outcome == "completed" and self._ended_at_target(a) for a in self._record_writer.record.attempts[-1:])
-        decision = Decision("completed", TARGET_REACHED) if reached else Decision("running", "")
+        decision = Decision("completed", TARGET_REACHED) if self._record_writer.at_target(self._config) else Decision("running", "")
         while decision.restart:
             decision = self._next_attempt(lock)
         record = self._record_writer.end(decision.status, decision.reason, tuple(self._stop.received()), self._writer.deaths)
@@ -110,11 +106,6 @@ class Supervisor:
         if decision.error:
             raise decision.error
         return record
-
-    def _ended_at_target(self, attempt: Attempt) -> bool:
-        """Whether the attempt that completed did so at the target of today: a finished run may have been given a higher one."""
-        final = self._layout.attempt(attempt.attempt).final
-        return not self._config.continued_at or decode(FinalState, read_json(final)).global_step == self._config.target_steps
 
     def close(self) -> None:
         """End all processes of the run, however this session ended."""
@@ -250,7 +241,7 @@ class Supervisor:
         if ended.stopped_by and not reached:
             return self._stopped(ended.stopped_by)
         record = self._record_writer.record
-        planned = frozenset(fired.attempt for fired in read_fired(self._layout))
+        planned = attempts_with_faults(self._layout)
         decision = decide(charged_attempts(record.attempts, record.sessions), self._config.supervision.max_restarts, ended.rank_error, planned)
         if decision.restart:
             decision = replace(decision, reason=self._recovery.describe(decision.reason, attempt_spec.world_size))

@@ -10,17 +10,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from ecrl_cli.checkpoint.capture.loading import load_snapshot
 from ecrl_cli.checkpoint.capture.rng import seed_rank, seed_replica
 from ecrl_cli.checkpoint.capture.train_state import Collectives, DefaultGroup, TrainState
-from ecrl_cli.checkpoint.format.train_document import NOWHERE, TrainPosition
+from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.strategies.foreign import Unreadable, restore_foreign
 from ecrl_cli.checkpoint.strategies.strategy import Strategy, StrategyInputs, make_strategy
-from ecrl_cli.config.checkpointers import CheckpointerKind
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.config.tasks import TASKS
 from ecrl_cli.data.datasets import build_dataset, held_out_of
 from ecrl_cli.data.loading import BatchLoader, describe
@@ -36,7 +32,6 @@ from ecrl_cli.records.journal import Journal, read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import TENTHS, AttemptSpec, Progress
 from ecrl_cli.records.span_clock import SpanClock
-from ecrl_cli.records.state_digests import RestoredState, Unloadable
 from ecrl_cli.records.survivor_records import SNAPSHOT
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.storage.fs_wrapper import HeartbeatFs
@@ -45,6 +40,7 @@ from ecrl_cli.training.evaluation import Evaluator
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.rendezvous import Rendezvous
 from ecrl_cli.training.replicas import ReplicaTrainStep
+from ecrl_cli.training.restoring import record_restored, restore
 from ecrl_cli.training.state_digests import DigestSchedule
 from ecrl_cli.training.train_loop import TrainLoop
 from ecrl_cli.training.train_step import DataParallelTrainStep, InPlaceTrainStep, TrainStep, WarmUp, wrap
@@ -79,7 +75,7 @@ class Session:
         self.injector.at_start("load", self.order)
         self.report(self.order.resume_step, "loading")
         loop = self.loop = self.load()
-        self.record_restored(loop)
+        record_restored(loop.train_state, loop.progress(), self.layout, self.order)
         loss = loop.run()
         if loop.until is None:
             self.finish(loop, loss)
@@ -189,37 +185,7 @@ class Session:
 
     def restore(self, train_state: TrainState) -> TrainPosition:
         """Restore `train_state` if there is something to resume from; returns this rank's position."""
-        if self.order.memory == SNAPSHOT:
-            assert self.control.snapshots is not None
-            loaded = load_snapshot(self.control.snapshots, self.order.resume_step, self.order.snapshot_sha256, self.config.checkpoint.digest)
-            return train_state.become(loaded.tensors, loaded.train)
-        if self.order.resume_from is None:
-            return NOWHERE
-        path = self.layout.root / self.order.resume_from.path
-        if kind := strategy_of(self.config).checkpointer:
-            return self.restore_foreign(train_state, kind)
-        return train_state.restore(path, self.order.resume_from.commit_sha256, self.config.checkpoint.finite)
-
-    def restore_foreign(self, train_state: TrainState, kind: CheckpointerKind) -> TrainPosition:
-        """As `restore`, from what another checkpointer wrote. What it cannot load is put on record: the next attempt does not choose it again."""
-        source = self.order.resume_from
-        assert source is not None
-        try:
-            return restore_foreign(train_state, kind, self.layout.root / source.path, source.commit_sha256)
-        except Unreadable as error:
-            reason = self.layout.relative_text(error.fact)
-            found = Unloadable(self.order.attempt, self.rank, source.path, source.commit_sha256, reason)
-            write_json(self.logs.unloadable(self.rank), encode(found))  # the next launch reads it
-            raise
-
-    def record_restored(self, loop: TrainLoop) -> None:
-        """Record digests of the restored state, if this rank resumed: verify compares them with what was saved."""
-        order = self.order
-        if not order.restored_digests or not (order.resume_from or order.memory):
-            return
-        found = loop.train_state.rank_digests(loop.progress())
-        restored = RestoredState(order.attempt, loop.global_step, found.rank, found.state)
-        write_json(self.logs.restored(self.rank), encode(restored), durable=False)
+        return restore(train_state, self.config, self.layout, self.order, self.control.snapshots)
 
     def agree_on(self, record: DatasetRecord) -> None:
         """Write dataset.json once. ConfigError if the data set changed since: the batches would not match."""

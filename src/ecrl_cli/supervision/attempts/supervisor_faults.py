@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.failures.fault_kind import BetweenAttempts, Victim, fault_kind
-from ecrl_cli.failures.fault_log import claim, fired_indices
+from ecrl_cli.failures.fault_log import claim, fired_indices, read_fired
 from ecrl_cli.failures.plan import pending, read_plan
 from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import timeline
@@ -28,6 +28,11 @@ def inject_between_attempts(layout: RunLayout, store: CheckpointStore, seed: int
         fault = fault_kind(entry.kind).inject_at_rest(BetweenAttempts(layout.root, store, seed + entry.index, chooses))
         if fault and claim(layout, _fired(entry, len(earlier), fault.detail)):
             fault.inject()
+
+
+def attempts_with_faults(layout: RunLayout) -> frozenset[int]:
+    """The attempts in which a planned failure was injected."""
+    return frozenset(fired.attempt for fired in read_fired(layout))
 
 
 class WallClockFaults:

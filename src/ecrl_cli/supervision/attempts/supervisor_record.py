@@ -12,7 +12,7 @@ from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.linux.clock import boot_id, both_clocks, monotonic, wall
 from ecrl_cli.records.digests import source_sha256
-from ecrl_cli.records.events import SCHEMA_VERSION, Attempt, RankLine, SupervisorRecord, SupervisorSession
+from ecrl_cli.records.events import SCHEMA_VERSION, Attempt, FinalState, RankLine, SupervisorRecord, SupervisorSession
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config, write_run_config
@@ -49,6 +49,14 @@ class SupervisorRecordWriter:
     def session(self) -> int:
         """The index of this supervisor session, as in `Attempt.session`."""
         return len(self.record.sessions) - 1
+
+    def at_target(self, config: RunConfig) -> bool:
+        """Whether the last attempt completed at the target of `config`: a finished run may have been given a higher one."""
+        last = self.record.attempts[-1:]
+        if not last or last[0].outcome != "completed":
+            return False
+        final = self._layout.attempt(last[0].attempt).final
+        return not config.continued_at or decode(FinalState, read_json(final)).global_step == config.target_steps
 
     def begin(self) -> None:
         attempts = tuple(self._abandoned(a) if a.outcome == "running" else a for a in self.record.attempts)
