@@ -41,12 +41,12 @@ def kept(run: RunLayout) -> list[ScrubLine]:
 def test_damage_is_said_once_and_stands_on_record(run: RunLayout) -> None:
     said: list[str] = []
     scrubber = Scrubber(run, CONFIG, said.append)
-    scrubber.look()
+    scrubber.scrub_once()
     assert said == [] and [(line.looked, line.damaged) for line in kept(run)] == [(2, ())]
     part = run.checkpoints / "step_00000010" / MODEL
     flip(part, part.stat().st_size - 1)
-    scrubber.look()
-    scrubber.look()
+    scrubber.scrub_once()
+    scrubber.scrub_once()
     scrubber.stop()
     (text,) = said
     assert text.startswith(f"scrub: step_00000010 is damaged: hash: {MODEL} does not match its BLAKE3; recovery goes on from an older one")
@@ -70,8 +70,8 @@ def test_a_folder_that_cannot_be_read_ends_no_run(run: RunLayout, monkeypatch: p
     said: list[str] = []
     scrubber = Scrubber(run, CONFIG, said.append)
     run.checkpoints.rename(run.root / "gone")
-    scrubber.look()
-    scrubber.look()
+    scrubber.scrub_once()
+    scrubber.scrub_once()
     scrubber.stop()
     assert len(said) == 1 and said[0].startswith("the checkpoints cannot be scrubbed: E-storage list: ENOENT")
 

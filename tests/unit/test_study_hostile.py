@@ -46,7 +46,7 @@ def test_there_are_enough_inputs_and_every_group_of_the_list_is_there() -> None:
 def test_the_scene_is_good_before_the_adversary_comes(stage: Stage) -> None:
     with stage.fixture() as fixture:
         assert verify_checkpoint(fixture.group, GUARD).ok and verify_checkpoint(fixture.single, GUARD).ok
-        assert readers.look(replace(all_inputs()["pointers/latest_ok leads out"], act=lambda fixture: None), fixture).by == "passed over"
+        assert readers.read_input(replace(all_inputs()["pointers/latest_ok leads out"], act=lambda fixture: None), fixture).by == "passed over"
 
 
 def test_each_fifteenth_input_is_refused_by_name_and_runs_nothing(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def accepting(fixture: RunFixture) -> None:
 def test_what_is_not_refused_is_called_taken_for_good(stage: Stage) -> None:
     for look, refusers in (("guard", ("hash",)), ("guard single", ("hash",)), ("records", ("config.json",)), ("lock", ("StorageError",))):
         with stage.fixture() as fixture:
-            seen = readers.look(inputs.MaliciousInput("none", "nothing", look, refusers, accepting), fixture)
+            seen = readers.read_input(inputs.MaliciousInput("none", "nothing", look, refusers, accepting), fixture)
         assert seen.outcome == "silent_wrong", look
 
 
@@ -89,7 +89,7 @@ def test_an_error_that_nobody_raised_on_purpose_is_untyped(stage: Stage, monkeyp
 
     monkeypatch.setattr(readers, "verify_checkpoint", broken)
     with stage.fixture() as fixture:
-        assert readers.look(all_inputs()["COMMIT/empty"], fixture).outcome == "untyped"
+        assert readers.read_input(all_inputs()["COMMIT/empty"], fixture).outcome == "untyped"
 
 
 def hang() -> dict[str, Any]:
@@ -108,7 +108,7 @@ def test_a_look_that_hangs_or_dies_is_said_to(tmp_path: Path) -> None:
 
 
 def test_memory_that_a_look_takes_is_seen(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "look", lambda hostile, fixture: readers.Seen("detected", str(len(bytearray(100 * 2**20)))))
+    monkeypatch.setattr(readers, "read_input", lambda hostile, fixture: readers.Seen("detected", str(len(bytearray(100 * 2**20)))))
     with stage.fixture() as fixture:
         found = isolated(lambda: readers.measured(all_inputs()["COMMIT/empty"], fixture), 20)
     assert found["grown"] > GROWTH

@@ -246,7 +246,7 @@ def test_an_efficiency_is_the_inverse_of_the_mean_wall_time() -> None:
     assert inverse(told(np.array([1.0, 3.0, 1.0, 3.0]))).mean == 0.5
     assert inverse(Estimate(2.0, 1.6, 2.5)) == Estimate(0.5, 0.4, 0.625) and inverse(Estimate(2.0, -1.0, 5.0)) == Estimate(0.5, 0.2, 1.0)
     lab = experiments.Experiments(RecoveryOverhead(failures=5, repetitions=8))
-    said = lab.two_minutes({"checkpoint": 30.0, "restart": 300.0, "mtbf": 600.0}, np.random.default_rng(2))
+    said = lab.published_interval({"checkpoint": 30.0, "restart": 300.0, "mtbf": 600.0}, np.random.default_rng(2))
     assert said["mean"] == pytest.approx(1 / said["simulated"], rel=1e-12) and said["low"] < said["mean"] < said["high"]
 
 

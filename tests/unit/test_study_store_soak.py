@@ -68,9 +68,9 @@ def test_an_older_attempt_may_not_commit_behind_the_back_of_a_newer_one() -> Non
 
 def test_what_retention_leaves_is_there() -> None:
     made, whole = model(), {step: (step, 2) for step in (2, 3)}
-    assert made.look(whole, whole) == "", "step 1 may go"
-    assert made.look({3: (3, 2)}, {3}).startswith("gone: step 2")
-    assert model().look({**whole, 9: (9, 2)}, (2, 3, 9)).startswith("silent_wrong")
+    assert made.violation(whole, whole) == "", "step 1 may go"
+    assert made.violation({3: (3, 2)}, {3}).startswith("gone: step 2")
+    assert model().violation({**whole, 9: (9, 2)}, (2, 3, 9)).startswith("silent_wrong")
 
 
 def test_half_a_checkpoint_is_excused_by_damage_and_by_a_loss_of_power_alone() -> None:

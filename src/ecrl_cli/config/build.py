@@ -54,7 +54,6 @@ def _apply_variant(config: RunConfig, typed: frozenset[str]) -> RunConfig:
 
 
 DEFAULT_KIND = "exit"  # the failure of the published schedules, if none is named
-_WITHOUT_STEPS = ("mtbf", "listed")  # plans with their own times
 _SHORT = {"resnet18": "r18", "resnet50": "r50", "resnet152": "r152"}  # the published suites' short names
 
 
@@ -82,7 +81,7 @@ def apply_schedule(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     if not schedule.at:
         none = chosen and schedule.name == "none" and not typed & {"failure", "failure.kind", "failure.steps"}
         return replace(config, failure=FailureConfig()) if none else config
-    if "failure.steps" in typed or failure.kind in _WITHOUT_STEPS:
+    if "failure.steps" in typed or _sets_times(failure):
         if chosen:
             what = "failure.steps is given" if "failure.steps" in typed else f"failure={failure.kind} sets its own steps"
             raise ConfigError("schedule", f"{schedule.name} says when failures are injected, and {what}", "leave one of them out")
@@ -112,6 +111,11 @@ def name_the_suite(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     return replace(config, suite_name=f"{config.dataset.name}-{model}-{config.schedule.name}")
 
 
+def _sets_times(failure: FailureConfig) -> bool:
+    """Whether its plan has no use for failure.steps."""
+    return failure.kind in PLANS and PLANS[failure.kind].sets_times
+
+
 def prune_unused_keys(failure: FailureConfig, typed: frozenset[str]) -> FailureConfig:
     """`failure` without the keys that a typed kind does not use: those belong to the plan of the suite or matrix that it replaces."""
     if failure.kind == "none" or not typed & {"failure", "failure.kind"}:
@@ -119,8 +123,7 @@ def prune_unused_keys(failure: FailureConfig, typed: frozenset[str]) -> FailureC
     default, given = FailureConfig(), {key.removeprefix("failure.") for key in typed}
     takes_rank = failure.kind not in PLANS and FAILURES.load(failure.kind)().takes_rank
     dropped = set() if takes_rank else {"rank"}
-    dropped |= {"steps"} if failure.kind in ("mtbf", "listed") else set()
-    dropped |= set() if failure.kind == "mtbf" else {"mtbf_steps", "mtbf_s"}
-    dropped |= set() if failure.kind == "listed" else {"entries"}
+    dropped |= {"steps"} if _sets_times(failure) else set()
+    dropped |= {key for name, plan in PLANS.items() if name != failure.kind for key in plan.keys}
     changes: dict[str, Any] = {name: getattr(default, name) for name in dropped - given}
     return replace(failure, **changes)

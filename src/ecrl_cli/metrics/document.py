@@ -49,7 +49,7 @@ def metrics_document(records: RunRecords) -> dict[str, Any]:
         "final": _final(records.final),
         # quality on held-out data after each evaluated step; null where it is not finite
         "evaluations": [
-            {"global_step": step, "samples": each.samples} | {name: _finite(value) for name, value in each.measures.items()}
+            {"global_step": step, "samples": each.samples} | {name: value if math.isfinite(value) else None for name, value in each.measures.items()}
             for step, each in evaluations(records, path).items()
         ],
         "restart_phases": _restart_phases(records, times),
@@ -120,10 +120,6 @@ def _restart_phases(records: RunRecords, times: Timeline) -> list[dict[str, Any]
         {"attempt": attempt} | {name: seconds[name] for name in PHASES} | {"replay": again.get(attempt, (0, 0.0))[1]}
         for attempt, seconds in phases(records, times).items()
     ]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _mean(values: list[float]) -> float | None:

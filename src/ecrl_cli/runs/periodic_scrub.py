@@ -73,8 +73,8 @@ class Scrubber:
             self._journal.close()
             self._journal = None
 
-    def look(self) -> None:
-        """One scrub."""
+    def scrub_once(self) -> None:
+        """Scrub, record it, and report damage that was not reported before."""
         began = monotonic()
         try:
             found = scrub(self._layout.checkpoints, config=self._config)
@@ -97,7 +97,7 @@ class Scrubber:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while not self._stop.wait(every_s):
             if self._layout.checkpoints.is_dir():
-                self.look()
+                self.scrub_once()
 
     def _tell(self, text: str) -> None:
         if text not in self._told:

@@ -81,7 +81,8 @@ def choose(
     choice = newest_valid(store.fs, store.root, verify)
     there = {entry.global_step for entry in store.entries()}
     newest = choice.report.global_step or 0 if choice.report else 0
-    gone = tuple(_gone(kept[step]) for step in sorted(kept, reverse=True) if step > newest and step not in there)
+    lost = [step for step in sorted(kept, reverse=True) if step > newest and step not in there]
+    gone = tuple(Rejected(kept[step].path or f"checkpoints/{step_name(step)}", "file", GONE) for step in lost)
     snapshot, skipped = newest_snapshot(layout, snapshots, newest, store.config.integrity.finite, store.config.digest) if snapshots else (None, ())
     if choice.report is None and kept and snapshot is None:
         remedy = "restore them or start a new run; `ecrl verify` tells more, nothing was changed"
@@ -110,10 +111,6 @@ def _loadable(report: IntegrityReport, unloadable: dict[str, str]) -> IntegrityR
     """`report`, rejected if the checkpointer that wrote it could not load it."""
     reason = unloadable.get(report.commit_sha256 or "")
     return replace(report, ok=False, layer=LOADER, reason=reason) if report.ok and reason else report
-
-
-def _gone(line: CheckpointLine) -> Rejected:
-    return Rejected(line.path or f"checkpoints/{step_name(line.global_step)}", "file", GONE)
 
 
 def quarantine_rejected(layout: RunLayout, store: CheckpointStore, rejected: tuple[Rejected, ...]) -> None:

@@ -144,7 +144,7 @@ class Experiments:
             "check": self.check,
             "optimum": self.optimum,
             "scale": self.scale,
-            "two minutes": self.two_minutes,
+            "two minutes": self.published_interval,
             "recorded": self.recorded,
         }[facts["kind"]](facts, rng)
 
@@ -192,7 +192,7 @@ class Experiments:
         """Seconds of work: `failures` MTBFs, at least ten intervals."""
         return max(self.config.failures * mtbf, 10 * interval)
 
-    def two_minutes(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
+    def published_interval(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
         """Efficiency of a checkpoint every two minutes at the trial's MTBF."""
         made = JobSpec(closed_forms.INTERVAL, facts["checkpoint"], facts["restart"])
         work = self.work(facts["mtbf"], closed_forms.INTERVAL)

@@ -51,7 +51,8 @@ def _draw(history: History, measure: str, unit: str) -> Figure:
     for axes in shown[:: min(2, len(shown))]:
         axes.set_ylabel(unit)
     handles = [Patch(color=colours[label].light, label=legend_name(label)) for label in labels]
-    handles += [Patch(color=BAD.light, label="invalid or not finished")] if any(_failed(track) for track in tracks) else []
+    if any(point and point.status in FAILING for track in tracks for point in track.points):
+        handles.append(Patch(color=BAD.light, label="invalid or not finished"))
     figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize=8, handlelength=1, handleheight=0.5)
     return figure
 
@@ -87,7 +88,3 @@ def _values(track: Track, measure: str) -> list[tuple[float, float]]:
     """The builds by number, and the mean of the measure."""
     found = [(float(at), point.mean(measure)) for at, point in enumerate(track.points) if point]
     return [(at, mean.mean) for at, mean in found if mean]
-
-
-def _failed(track: Track) -> bool:
-    return any(point and point.status in FAILING for point in track.points)

@@ -23,7 +23,7 @@ import numpy  # noqa: F401  imported here once, where every forked child of its 
 import ecrl_cli.checkpoint.format.tensor_table  # noqa: F401  likewise
 from ecrl_cli.linux.unix_socket import listen
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.studies.crash_points.crash_targets import CrashPointCounter, Save, mortal, save_back_to_back, save_once
+from ecrl_cli.studies.crash_points.crash_targets import CrashPointCounter, Save, limit_life, save_back_to_back, save_once
 from ecrl_cli.studies.crash_points.crash_targets import serve as serve_writer
 from ecrl_cli.studies.crash_points.store_fixture import BACK_TO_BACK
 from ecrl_cli.studies.frame.child import say, serve
@@ -97,7 +97,7 @@ class Killer:
         if pid:
             return pid
         try:
-            mortal(killer)
+            limit_life(killer)
             work()
             os._exit(0)
         except BaseException:

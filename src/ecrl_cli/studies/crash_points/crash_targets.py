@@ -75,7 +75,7 @@ class CrashPointCounter:
 LIMIT_S = 60  # a process still alive then hangs and is killed by SIGALRM
 
 
-def mortal(parent: int) -> None:
+def limit_life(parent: int) -> None:
     """Die with `parent`, the process that forked this one, and after LIMIT_S at the latest."""
     die_with_parent(parent)
     signal.alarm(LIMIT_S)

@@ -164,7 +164,7 @@ def leak_check(path: Path, image: CheckpointImage) -> str:
         sidecar, data = entry.files
         sizes = {data.name: sizes[data.name]}
         records, folder = {sidecar.name: "commit"}, path.parent
-    lengths = {name: _length(folder / name) for name in [*sizes, *records]}
+    lengths = {name: path.stat().st_size if (path := folder / name).exists() else -1 for name in [*sizes, *records]}
     if any(0 <= lengths[name] < size for name, size in sizes.items()):
         return "size mismatch"
     if any(lengths[name] < 0 for name in sizes):
@@ -173,10 +173,6 @@ def leak_check(path: Path, image: CheckpointImage) -> str:
     if not wrong:
         return "other"
     return f"missing {records[wrong[0]]}" if lengths[wrong[0]] < 0 else f"{records[wrong[0]]} cut off"
-
-
-def _length(path: Path) -> int:
-    return path.stat().st_size if path.exists() else -1
 
 
 def _whole(path: Path) -> bool:

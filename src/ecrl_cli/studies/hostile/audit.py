@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.studies.hostile.inputs import all_inputs
-from ecrl_cli.studies.hostile.readers import look
+from ecrl_cli.studies.hostile.readers import read_input
 from ecrl_cli.studies.hostile.store_fixture import Stage
 from ecrl_cli.supervision.launch.child_environment import child_environment
 
@@ -74,12 +74,12 @@ def main(folder: str, seed: str, every: str) -> None:
     stage, found = Stage(Path(folder), int(seed)), all_inputs()
     Path(folder).mkdir()
     with stage.fixture() as fixture:
-        look(found["COMMIT/another step"], fixture)  # import everything that is imported on first use
+        read_input(found["COMMIT/another step"], fixture)  # import everything that is imported on first use
     for key in keys(int(every)):
         with stage.fixture() as fixture:
             found[key].act(fixture)
             Path(BEGIN).exists()
-            look(found[key], fixture)
+            read_input(found[key], fixture)
             Path(END).exists()
 
 

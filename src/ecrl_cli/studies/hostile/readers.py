@@ -67,7 +67,7 @@ class Seen:
     reason: str = ""
 
 
-def look(hostile: MaliciousInput, fixture: RunFixture) -> Seen:
+def read_input(hostile: MaliciousInput, fixture: RunFixture) -> Seen:
     """Read the input and classify the result. Never raises."""
     name, _, rest = hostile.look.partition(" ")
     try:
@@ -178,12 +178,12 @@ _LOOKS: dict[str, Callable[[MaliciousInput, RunFixture, str], Seen]] = {
 
 
 def measured(hostile: MaliciousInput, fixture: RunFixture) -> dict[str, Any]:
-    """`look`, with its cost to this process: growth of resident memory, bytes and calls of reading (for a program: its peak memory)."""
+    """As `read_input`, with its cost to this process: growth of resident memory, bytes and calls of reading (for a program: its peak memory)."""
     process = psutil.Process()
     resident = process.memory_info().rss
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak
     before = process.io_counters()
-    seen = look(hostile, fixture)
+    seen = read_input(hostile, fixture)
     after = process.io_counters()
     grown = max(0, _peak() - resident)
     programs = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024

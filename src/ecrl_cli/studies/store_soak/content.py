@@ -89,7 +89,7 @@ class Observer:
     def __init__(self, layout: str) -> None:
         self._layout = layout
 
-    def look(self, disk: ModelFs, entry: CheckpointEntry) -> Seen:
+    def inspect(self, disk: ModelFs, entry: CheckpointEntry) -> Seen:
         files = entry.files if entry.single else tuple(entry.path / name for name in disk.listdir(entry.path))
         return _examined(entry, self._layout, tuple((path.name, _read(disk, path)) for path in files))
 

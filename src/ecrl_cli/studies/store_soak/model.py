@@ -68,7 +68,7 @@ class Model:
         newest = sorted({*self.acked, *self.damaged, *visible}, reverse=True)[:KEEP]
         return {step: self.acked[step] for step in newest if step in self.acked and step not in self.damaged}
 
-    def look(self, visible: Mapping[int, Content], named: Collection[int]) -> str:
+    def violation(self, visible: Mapping[int, Content], named: Collection[int]) -> str:
         """Of the steps `named` on the disk, `visible` are intact; returns what is wrong with that, or an empty string. Steps rightly gone are no
         longer required."""
         for step, content in visible.items():

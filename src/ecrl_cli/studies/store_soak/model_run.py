@@ -274,14 +274,14 @@ class StoreRun:
         visible: dict[int, Content] = {}
         named = self.machine.entries()
         for entry in named:
-            seen = self.observer.look(self.machine.disk, entry)
+            seen = self.observer.inspect(self.machine.disk, entry)
             if seen.wrong:
                 raise Disagreement(seen.wrong)
             if seen.content:
                 visible[entry.global_step] = seen.content
             elif not self.model.may_be_half(entry.global_step, seen.committed, self.cell.layout == "group"):
                 raise Disagreement(f"half: {entry.path.name} counts and is refused ({seen.refused})")
-        if wrong := self.model.look(visible, {entry.global_step for entry in named}):
+        if wrong := self.model.violation(visible, {entry.global_step for entry in named}):
             raise Disagreement(wrong)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ecrl_cli.config.codec import encode
@@ -55,12 +55,8 @@ def plan_regroup(config: RunConfig, world_size: int, left: Mapping[int, int], sp
     if recovery.shrinks and not fits(config, len(places)):
         return RegroupPlan(because=f"{plural(len(places), 'rank')} cannot share global_batch {config.global_batch} equally")
     memory = SURVIVORS if recovery.from_memory else ""
-    return RegroupPlan(next(iter(left.values())), memory, places, _ranks(places, filled))
-
-
-def _ranks(places: tuple[int, ...], filled: Collection[int]) -> tuple[int, ...]:
-    """The new ranks of the spares that fill the places `filled`."""
-    return tuple(rank for rank, place in enumerate(places) if place in filled)
+    joined = tuple(rank for rank, place in enumerate(places) if place in filled)
+    return RegroupPlan(next(iter(left.values())), memory, places, joined)
 
 
 def write_regroup_launch(layout: RunLayout, earlier: tuple[Attempt, ...], regroup: RegroupPlan) -> AttemptSpec:
