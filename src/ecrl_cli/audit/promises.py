@@ -242,7 +242,7 @@ _STATE_USED = "state used"
 
 
 def state_used(judged: Judged, cold: Judged, reference: Judged | None) -> Finding:
-    """No resumed attempt begins as a cold start does. Needs no deterministic job: equal samples or losses are told by themselves."""
+    """No resumed attempt begins as a cold start does. The job need not be deterministic: equal samples or losses are evidence enough."""
     arm, told = judged.arm.name, []
     for begun in judged.path.resumed:
         if not begun.loaded and begun.newest_saved is None:
@@ -259,7 +259,7 @@ def state_used(judged: Judged, cold: Judged, reference: Judged | None) -> Findin
 
 
 def _compared(judged: Judged, begun: Resumed, cold: Judged, reference: Judged | None) -> tuple[list[str], list[str]]:
-    """Components that are a cold start's in each of the first steps, though the undisturbed run goes on with others; and those that are not."""
+    """The components that equal a cold start's in each of the first steps although the undisturbed run's differ there; and those that do not."""
     alike, unlike = [], []
     expected_after = begun.behind or begun.newest_saved or 0
     ours = {process.rank: process.steps for process in judged.arm.attempts[begun.attempt]}

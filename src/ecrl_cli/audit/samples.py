@@ -68,7 +68,7 @@ def _skips(judged: Judged) -> Skips:
 def _overflowed(judged: Judged, reference: Judged, skips: tuple[Skips, Skips], number: int, rank: int) -> str:
     """Whether the gradient scaler skipped more or fewer steps in front of step `number` than in the undisturbed run, in words; empty if not.
 
-    An attempt that goes on behind some of them has fewer in front of its first step.
+    An attempt that resumed behind some of those steps counts only the rest.
     """
     attempt = judged.path.steps[number][rank][0]
     before = number - 1 - judged.path.offsets.get(attempt, 0)

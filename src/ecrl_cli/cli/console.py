@@ -1,5 +1,5 @@
-"""What all commands share: a parser whose errors are ours; results on standard output and messages on standard error, control characters escaped in
-both; and who may read what they write: whom the umask lets, or nobody but the owner where a run asks for `private`. Nobody else ever writes there.
+"""What all commands share: a parser that raises ConfigError; results on standard output and messages on standard error, control characters escaped
+in both; and the mode of the files that they write: by the umask, or for the owner alone with `private`. Never writable by others.
 """
 
 from __future__ import annotations

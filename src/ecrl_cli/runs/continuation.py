@@ -1,7 +1,7 @@
-"""A run that has reached its target goes on to a higher one, in its own run directory: `ecrl train ... run_dir=DIR target_steps=MORE`.
+"""Continuing a finished run to a higher target, in its own run directory: `ecrl train ... run_dir=DIR target_steps=MORE`.
 
-It stays the run that it was (run id, checkpoints, journals), and begins from the checkpoint at the target that it had. config.json then says
-`continued_at`; the attempt that completed, its final.json and the seal of that end are kept. What becomes of the learning rate: `config.legs`.
+It keeps its run id, checkpoints and journals, and resumes from the checkpoint at its former target. config.json lists the former targets in
+`continued_at`; the attempt that completed, its final.json and its seal are kept. For the learning rate see `config.legs`.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def init_run_dir(planned: RunPlan) -> None:
 
 
 def record_runs_at_once(layout: RunLayout, runs_at_once: int) -> None:
-    """Note in environment.json of a run that goes on that it now does so beside others."""
+    """Note in environment.json of a resumed run that others now train at the same time."""
     there = load_environment(layout)
     if there.get(RUNS_AT_ONCE, 1) < runs_at_once:
         write_json(layout.environment, there | {RUNS_AT_ONCE: runs_at_once})

@@ -61,8 +61,8 @@ class Evaluator:
         self._measures: Measures = self._task.load_measures()
 
     def owed(self, step: int) -> bool:
-        """Whether the evaluation after `step`, from which this attempt goes on, is due and no attempt has recorded it. Collective where it is due:
-        rank 0 looks, because the others may see an older state of a shared folder."""
+        """Whether the evaluation after `step`, the last one before this attempt, is due and not recorded yet. Collective where it is due: only rank 0
+        reads the record, because others may see an older state of a shared folder."""
         if not evaluation_due(self.config, step):
             return False
         if self.train_state.rank == 0 and (found := self._recorded(step)):

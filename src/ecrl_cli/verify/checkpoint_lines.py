@@ -50,7 +50,7 @@ def check_lines(case: Case, notes: FindingBuilder) -> None:
 
 
 def _check_stages(case: Case, logs: AttemptRecords, notes: FindingBuilder) -> None:
-    """A save passes through every stage that those who do it record, and says there what it must."""
+    """Each save has a line for every stage that its strategy records, with the fields of that stage."""
     strategy, a = strategy_of(case.run.stored.config), case.attempt(logs.attempt)
     ended_well = a is not None and a.outcome in ENDED_WELL
     last = max((line.global_step for line in logs.ranks[0].events), default=0) if 0 in logs.ranks else 0
@@ -136,7 +136,7 @@ def _check_fields(attempt: int, lines: tuple[CheckpointLine, ...], notes: Findin
 
 
 def _undeferred(case: Case, line: CheckpointLine, before: dict[str, CheckpointLine]) -> list[str]:
-    """What contradicts checkpoint.capture: bytes left to the writer that could not be, none without a reason, a wait for a copy that nobody made."""
+    """What contradicts checkpoint.capture: bytes deferred that could not be, none deferred without a reason, a wait without a copy."""
     config = case.run.stored.config
     wanted = config.checkpoint.capture == "deferred" and strategy_of(config).defers
     if line.event == "waited":

@@ -1,4 +1,4 @@
-"""Checks a run that had reached its target and went on to a higher one: where it went on, from what, and that nothing sealed before has changed."""
+"""Checks a run that was continued to a higher target: at which step, from which checkpoint, and that nothing that was sealed before has changed."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ def _check_spans(case: Case, a: Attempt, notes: FindingBuilder) -> None:
 
 
 def unrecorded(case: Case) -> list[int]:
-    """The due steps of the committed sequence after which no evaluation is on record. One that a run did not come to is none: of a run that goes on
-    its last step, behind which it may have been stopped."""
+    """The due steps of the committed sequence after which no evaluation is on record. The last step of an unfinished run is left out: the run may
+    have been stopped before it was evaluated."""
     config, last = case.run.stored.config, case.path.last_step
     every = config.evaluate.every
     if not every:

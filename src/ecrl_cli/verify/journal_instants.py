@@ -74,7 +74,7 @@ def session_of_line(case: Case, a: Attempt, line: CheckpointLine) -> int | None:
 
 
 def writable_until(case: Case, a: Attempt, line: CheckpointLine) -> float:
-    """When whoever writes the lines of this event for `a` was over."""
+    """When the process that writes the lines of this event for `a` had ended at the latest."""
     number = session_of_line(case, a, line)
     over = float("inf") if number is None else case.session_ends[number]
     if reconciled(line) or (strategy_of(case.run.stored.config).needs_writer and line.event not in TRAINING_THREAD):

@@ -1,11 +1,11 @@
 """Deferred capture, on rank 0's side: what the writer may copy while training goes on, and the wait before the optimizer changes it.
 
-Exact because three things hold, each of which is checked: the tensors lie in the memory that the writer maps (`SharedState.moved`), nobody but the
+Exact because three things hold, each of which is checked: the tensors lie in the memory that the writer maps (`SharedState.moved`), only the
 optimizer's step writes to them (`SharedState.changed`, watched for a whole step before the first capture is deferred, and in every step behind it),
 and that step waits for the copy. Where one of them fails, captures are copies from then on, and the record says why.
 
-torch's counters are seen by rank 0 alone, and only when it looks: so the writer saves what it has copied not before rank 0 has looked behind the
-copy and confirmed it (`_confirm`). What nobody confirms is refused, unless rank 0 logged a digest of that state, by which the writer checks it.
+Only rank 0 can read torch's change counters. So the writer saves a copy only after rank 0 has read them once more behind the copy and confirmed
+it (`_confirm`). An unconfirmed copy is refused, unless rank 0 logged a digest of that state, against which the writer checks it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from ecrl_cli.records.span_clock import SpanClock
 
 
 def _nothing() -> None:
-    """The beat of a rank that nobody watches."""
+    """The heartbeat of a rank without a watchdog."""
 
 
 def _to_stderr(text: str) -> None:

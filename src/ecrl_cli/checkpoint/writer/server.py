@@ -1,9 +1,9 @@
 """The background writer, run by `supervision.launch.writer_main`. Torch-free, one per run, outlives attempts.
 
 It owns the staging buffers, takes finished images from rank 0, and does file I/O and hashing only. It finishes every image that it has
-received, even if the rank that sent it is dead; but one that it copied itself while training went on it saves only once rank 0 has confirmed it, or
-by the digest that rank 0 logged. Threads: the main one reads the sockets, one copies what rank 0 shares (which may be waiting for it), one saves,
-one per new connection provides memory; the last two leave the processor to the training.
+received, even if the rank that sent it is dead. An image that it copied itself (deferred capture) is saved only once rank 0 has confirmed it, or if
+it matches the digest that rank 0 logged. Threads: the main one reads the sockets, one copies what rank 0 shares (rank 0 may be waiting for it), one
+saves, one per new connection provides memory; the last two leave the processor to the training.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Writer:
         client.settle(f"{name} was changed outside of the optimizer's step while it was copied" if name else "")
 
     def _copy(self, client: WriterConnection, image: CheckpointImage, changes: int) -> bool:
-        """Copy what rank 0 has left to the writer; whether the image is whole now."""
+        """Copy the tensors that rank 0 shares into the image; returns whether it is complete."""
         assert client.live is not None and client.log is not None
         if self._board is not None:
             self._board.write(self._board.writer, 0, "saving")
@@ -173,7 +173,7 @@ class Writer:
             return whole
         finally:
             client.tell({"kind": "copied"})
-            self._jobs.put(_nothing)  # the saving thread then says that it is done: a save that waits for a confirmation is none that hangs
+            self._jobs.put(_nothing)  # the saving thread then says that it is done: waiting for a confirmation is no hang
 
     def _drain(self, client: WriterConnection, message: dict[str, Any]) -> None:
         """Answer when everything that any client has sent so far is done. The attempt is over: what is not confirmed by now never is, also if a

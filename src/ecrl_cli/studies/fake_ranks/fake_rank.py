@@ -157,7 +157,7 @@ class FakeRank:
         return 0
 
     def misbehave(self, step: int) -> None:
-        """Misbehave where the script says so. A hang happens in the rank's own work, before the exchange."""
+        """Misbehave as the script has it for this step. A hang happens in the rank's own work, before the exchange."""
         deed = self.part.deed(self.attempt, self.rank, step)
         if deed == "freeze":
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""File systems of the studies that act at a call: let somebody in before one, or kill the process before one that changes something."""
+"""File systems of the studies that act at a call: they run another process's step before it, or kill this process before a change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of an attempt goes on in the next one: nothing (`RestartAll`), or the ranks that outlive a failure and warm spares (`InPlaceRecovery`)."""
+"""Which processes of an attempt the next one reuses: none (`RestartAll`), or surviving ranks and warm spares (`InPlaceRecovery`)."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class RestartAll:
         """Return once every process of the run that the next attempt may use is among `pids`."""
 
     def describe(self, death: str, world_size: int) -> str:
-        """What happened and who goes on, as a short text."""
+        """What happened and which ranks continue, as a short text."""
         return death
 
     def close(self) -> None:
