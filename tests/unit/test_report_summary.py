@@ -216,10 +216,10 @@ SIZES = {"one": 1_000_000, "two": 4_000_000, "three": 64_000_000}
 GROWS = "The gain of ovl over blk grows with the checkpoint: by 5 percentage points for each doubling of its size, seen in 9 pairs"
 
 
-def grown(folder: Path, gains: tuple[float, float, float], apart: float = 0.0) -> str:
+def grown(folder: Path, gains: tuple[float, float, float], apart: float = 0.0, sizes: dict[str, int] = SIZES) -> str:
     """What is said of suites whose checkpoints are of SIZES, where overlapping gains `gains`, and from seed to seed `apart` less or more."""
-    full_sweep(folder, suites=tuple(SIZES), names=("ref", "blk", "ovl"))
-    for (suite, size), gain in zip(SIZES.items(), gains, strict=True):
+    full_sweep(folder, suites=tuple(sizes), names=("ref", "blk", "ovl"))
+    for (suite, size), gain in zip(sizes.items(), gains, strict=True):
         for number, seed in enumerate(SEEDS):
             timed(folder / f"{suite}-blk-s{seed}", 20.0)
             timed(folder / f"{suite}-ovl-s{seed}", 20.0 / (1 + gain + apart * (number - 1)))
@@ -249,5 +249,6 @@ def test_whether_the_gain_grows_with_the_state_is_judged_by_the_slopes_interval(
     assert grown(tmp_path, gains, apart).startswith(said)
 
 
-def test_two_sizes_show_no_trend(clear: Comparison) -> None:
+def test_two_sizes_show_no_trend_nor_do_sizes_that_are_nearly_one(clear: Comparison, tmp_path: Path) -> None:
     assert "doubling" not in whole(clear)
+    assert grown(tmp_path, (0.0, 0.1, 0.3), 0.01, {"one": 230_000, "two": 260_000, "three": 300_000}) == ""

@@ -18,7 +18,7 @@ from ecrl_cli.report.model.run_record import Metrics
 
 T = TypeVar("T")
 _MANY = 3  # settings: more are summarized in one sentence
-_SIZES = 3  # of checkpoints: fewer show no trend
+_SIZES = 3  # of checkpoints: fewer show no trend, nor do sizes that lie within a factor of two
 INDISTINGUISHABLE = "not statistically distinguishable"
 
 
@@ -238,7 +238,11 @@ def _growth(comparison: Comparison) -> list[Statement]:
             if a.metrics and b.metrics and b.metrics.goodput > 0 and _saved(b.metrics)
         ]
         sizes = sorted({saved for saved, _ in points})
-        found = line([math.log2(saved) for saved, _ in points], [gain for _, gain in points]) if len(sizes) >= _SIZES else None
+        found = (
+            line([math.log2(saved) for saved, _ in points], [gain for _, gain in points])
+            if len(sizes) >= _SIZES and sizes[-1] >= 2 * sizes[0]
+            else None
+        )
         if found:
             zero = found.zero
             inside = zero is not None and math.log2(sizes[0]) < zero < math.log2(sizes[-1])
