@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.linux import processes
-from ecrl_cli.linux.pdeathsig import mortal_command
+from ecrl_cli.linux.pdeathsig import with_pdeathsig
 from ecrl_cli.supervision.launch.child_environment import child_environment, kernel_choices
 
 WAIT = [sys.executable, "-c", "import signal; signal.pause()"]
@@ -72,8 +72,8 @@ def test_a_sweep_takes_the_runs_processes_and_nobody_elses(tmp_path: Path) -> No
 
 def test_a_mortal_child_goes_with_its_parent() -> None:
     code = (
-        "import subprocess, sys; from ecrl_cli.linux.pdeathsig import mortal_command;"
-        f"child = subprocess.Popen(mortal_command({WAIT!r})); print(child.pid, flush=True); child.wait()"
+        "import subprocess, sys; from ecrl_cli.linux.pdeathsig import with_pdeathsig;"
+        f"child = subprocess.Popen(with_pdeathsig({WAIT!r})); print(child.pid, flush=True); child.wait()"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -87,7 +87,7 @@ def test_a_mortal_child_goes_with_its_parent() -> None:
 
 
 def test_a_mortal_child_whose_parent_has_gone_before_does_not_start() -> None:
-    command = mortal_command([sys.executable, "-c", "print('started')"])
+    command = with_pdeathsig([sys.executable, "-c", "print('started')"])
     command[4] = "1"  # as if process 1, which is not our parent, had started it
     result = subprocess.run(command, capture_output=True, check=False)
     assert (result.returncode, result.stdout) == (9, b"")

@@ -15,7 +15,7 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, RunConfig
 from ecrl_cli.errors import EcrlError, Stopped, StorageError
 from ecrl_cli.failures.plan import plan
-from ecrl_cli.linux.pdeathsig import mortal_command
+from ecrl_cli.linux.pdeathsig import with_pdeathsig
 from ecrl_cli.records.events import SupervisorRecord
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs import supervisor_restarter
@@ -118,9 +118,9 @@ def test_a_stop_before_the_supervisor_can_hear_it_waits_for_it(tmp_path: Path, m
 
     def command(words: list[str]) -> list[str]:
         os.kill(os.getpid(), signal.SIGTERM)
-        return mortal_command(words)
+        return with_pdeathsig(words)
 
-    monkeypatch.setattr(supervisor_restarter, "mortal_command", command)
+    monkeypatch.setattr(supervisor_restarter, "with_pdeathsig", command)
     with pytest.raises(Stopped):
         kept(tmp_path, monkeypatch, STOPS | {"waits": True}, DONE)
     assert supervisors_started(tmp_path) == 1

@@ -18,7 +18,7 @@ DEAF = "--deaf"
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def mortal_command(command: list[str], *, deaf: bool = False) -> list[str]:
+def with_pdeathsig(command: list[str], *, deaf: bool = False) -> list[str]:
     """`command`, as a child that the kernel kills when this process dies; if `deaf`, it ignores SIGTERM, SIGINT and SIGHUP.
 
     Costs the start of a bare interpreter, about 15 ms.

@@ -19,7 +19,7 @@ from pathlib import Path
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, visible
-from ecrl_cli.linux.pdeathsig import mortal_command
+from ecrl_cli.linux.pdeathsig import with_pdeathsig
 from ecrl_cli.records.layout import SweepLayout
 from ecrl_cli.runs.run import RunContext, RunResult, failed, run
 from ecrl_cli.runs.run_plan import RunPlan, plan_run
@@ -43,7 +43,7 @@ class RunProcess:
         try:
             with log.open("ab") as output, held_back():
                 self._process = subprocess.Popen(
-                    mortal_command(command), stdin=subprocess.PIPE, stdout=output, stderr=output, pass_fds=(write,), process_group=0
+                    with_pdeathsig(command), stdin=subprocess.PIPE, stdout=output, stderr=output, pass_fds=(write,), process_group=0
                 )
         finally:
             os.close(write)

@@ -23,7 +23,7 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, Stopped
 from ecrl_cli.failures.fault_kind import fault_kind
 from ecrl_cli.failures.fault_log import fired_indices
-from ecrl_cli.linux.pdeathsig import mortal_command
+from ecrl_cli.linux.pdeathsig import with_pdeathsig
 from ecrl_cli.records.events import PlannedFailure, SupervisorRecord
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs.run_plan import RunPlan
@@ -76,7 +76,7 @@ def _run_supervisor(config: RunConfig, layout: RunLayout, stop: StopSignals) -> 
         try:
             with held_back():
                 process = subprocess.Popen(
-                    mortal_command([sys.executable, "-m", KEPT, str(layout.root.absolute()), str(write)]),
+                    with_pdeathsig([sys.executable, "-m", KEPT, str(layout.root.absolute()), str(write)]),
                     stdin=subprocess.PIPE,
                     pass_fds=(write,),
                     process_group=0,  # Ctrl-C reaches only this process, which forwards it once

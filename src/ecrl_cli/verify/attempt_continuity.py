@@ -40,10 +40,10 @@ def check_continued(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     elif a.memory and a.resumed_from is not None:
         notes.broken(f"{who} goes on from memory and resumed from {a.resumed_from.path}")
     if a.origins or a.joined or a.memory == SURVIVORS:
-        _check_crew(case, a, notes)
+        _check_members(case, a, notes)
 
 
-def _check_crew(case: Case, a: Attempt, notes: FindingBuilder) -> None:
+def _check_members(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     who, config = f"attempt {a.attempt}", case.run.stored.config
     before = case.attempt(a.attempt - 1)
     live = survivors_stay(config)

@@ -39,7 +39,7 @@ class OverlappedStrategy:
             self._client = self._connected(self._planned)
 
     def save(self, progress: TrainPosition) -> None:
-        self._heed_failures()
+        self._raise_if_save_failed()
         context = self._context
         context.clock.switch("sync")
         gathered = context.train_state.gather(progress)
@@ -64,7 +64,7 @@ class OverlappedStrategy:
                 self._client.wait_idle()
             except WriterGone:
                 self._drop()
-        self._heed_failures()
+        self._raise_if_save_failed()
 
     def confirm(self, global_step: int) -> None:
         if self._context.writes:
@@ -105,9 +105,9 @@ class OverlappedStrategy:
     def _failed(self, step: int, gone: WriterGone) -> None:
         self._context.log.failed(step, StorageError("writer", str(gone), "a new writer is looked for at the next checkpoint"))
         self._drop()
-        self._heed_failures()
+        self._raise_if_save_failed()
 
-    def _heed_failures(self) -> None:
+    def _raise_if_save_failed(self) -> None:
         """StorageError if a save has failed, here or in the writer, and checkpoint.on_error is stop."""
         self._hear_failure()
         self._context.raise_if_save_failed()

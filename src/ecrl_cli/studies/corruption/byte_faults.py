@@ -14,7 +14,7 @@ from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoi
 from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.storage.writing import BLOCK
 from ecrl_cli.studies.corruption.content import PUBLISHED, committed, training_specs
-from ecrl_cli.studies.corruption.in_memory import ROOT, Counts, Files, Look, ShelfFs, look_at, looked, outcome
+from ecrl_cli.studies.corruption.in_memory import ROOT, BytesFs, Counts, Files, Look, look_at, looked, outcome
 from ecrl_cli.studies.frame.store_fixture import GUARD
 from ecrl_cli.studies.frame.study import Arm, StudyContext, Trial, asked
 
@@ -206,7 +206,7 @@ def _look(files: dict[str, bytes], layout: str, name: str) -> Look:
     newest = _NAME if layout == "group" else _NAME + ".safetensors"
     if name != LATEST:
         return look_at(files, newest)
-    fs = ShelfFs(files)
+    fs = BytesFs(files)
 
     def chosen() -> IntegrityReport:
         report = newest_valid(fs, ROOT, lambda path: verify_checkpoint(path, GUARD, fs)).report

@@ -52,7 +52,7 @@ Files = Mapping[str, bytes]  # by path below a checkpoint folder: "step_00000020
 ROOT = Path("/checkpoints")
 
 
-class ShelfFs(PosixFs):
+class BytesFs(PosixFs):
     """Serves reads from `files` as if they lay under ROOT; read-only."""
 
     def __init__(self, files: Files) -> None:
@@ -114,7 +114,7 @@ def _refused(call: str, path: str, number: int) -> StorageError:
 
 def look_at(files: Files, name: str) -> Look:
     """The integrity check's verdict on checkpoint `name` among `files`."""
-    fs = ShelfFs(files)
+    fs = BytesFs(files)
     return looked(lambda: verify_checkpoint(ROOT / name, GUARD, fs))
 
 

@@ -96,12 +96,12 @@ class FakeRank:
             time.sleep(self.part.start_s)
         if self.part.side_thread:
             threading.Thread(target=self.pretend, daemon=True).start()
-        self.heed()
+        self.check_stop()
         with closing(CheckpointStore(self.layout.checkpoints, StoreConfig.of(self.stored.config, self.stored.run_id))) as store:
             store.fs = HeartbeatFs(store.fs, self.pulse.again)
             while self.step < self.until:
                 self.do()
-                self.heed()
+                self.check_stop()
                 if self.step % self.stored.config.checkpoint.every == 0 or self.step == self.until:
                     self.save(store)
         return self.leave()
@@ -131,7 +131,7 @@ class FakeRank:
         if self.rank == 0:
             self.control.progress(Progress(self.step, "training", monotonic(), 0.5))
 
-    def heed(self) -> None:
+    def check_stop(self) -> None:
         behind = self.pulse.stop_behind(self.step)
         if self.part.heeds == "alone" and self.rank == 0 and behind is not None:
             behind = self.step

@@ -20,7 +20,7 @@ from ecrl_cli.audit.records import read_arm
 from ecrl_cli.audit.verdict import AuditVerdict, judge
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import EcrlError
-from ecrl_cli.linux.pdeathsig import mortal_command
+from ecrl_cli.linux.pdeathsig import with_pdeathsig
 from ecrl_cli.studies.frame.study import StudyContext
 from ecrl_cli.studies.frameworks.recipes import jobs_dir
 
@@ -83,7 +83,7 @@ class ForkedJob:
         source = str(Path(ecrl.__file__).parents[1])
         environment |= {"PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep), "HF_HUB_OFFLINE": "1"}
         return subprocess.Popen(
-            mortal_command(command),
+            with_pdeathsig(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -36,7 +36,7 @@ class Dead(BaseException):
     """The process does nothing more, not even its `finally` blocks."""
 
 
-class MortalFs(CrashingFs):
+class DyingProcessFs(CrashingFs):
     """A process's view of the disk: `event` happens before its modifying call number `last`. Timestamps are never equal: nothing may depend on
     them."""
 
@@ -73,7 +73,7 @@ class Process:
 
     attempt: int
     ranks: int
-    fs: MortalFs
+    fs: DyingProcessFs
     store: CheckpointStore
     log: CheckpointLog
     lines: list[CheckpointLine]
@@ -113,12 +113,12 @@ class Machine:
 
     def process(self, attempt: int, ranks: int, heard: Callable[[Process, CheckpointLine], None]) -> Process:
         """A new process with its own store; `heard` is called with every line of its log as it is written."""
-        fs, lines = MortalFs(self.disk, self._rng), list[CheckpointLine]()
+        fs, lines = DyingProcessFs(self.disk, self._rng), list[CheckpointLine]()
         journal = cast(Journal, _Memory(lines, lambda line: heard(made, line)))
         made = Process(attempt, ranks, fs, self.store(fs), CheckpointLog(journal, RunLayout(RUN), attempt), lines)
         return made
 
-    def store(self, fs: MortalFs | ModelFs) -> CheckpointStore:
+    def store(self, fs: DyingProcessFs | ModelFs) -> CheckpointStore:
         store = self._planted.store(ROOT, self._config, fs) if self._planted else CheckpointStore(ROOT, self._config, fs)
         self._stores.append(store)
         return store

@@ -93,7 +93,7 @@ class Oracle:
 
     def step(self, logs: AttemptHistory, global_step: int) -> None:
         world, redone = logs.attempt.world_size, logs.redone
-        ranks = [self._learned(rank, world) for rank in range(world)]
+        ranks = [self._trained(rank, world) for rank in range(world)]
         bucket_of = {name: number for number, layers in enumerate(logs.layers) for name in layers}
         for name, parameter in self.model.named_parameters():
             who = contributors(redone, global_step, bucket_of.get(name, 0), world)
@@ -109,7 +109,7 @@ class Oracle:
         self.scheduler.step()
         self.sampler.advance()
 
-    def _learned(self, rank: int, world: int) -> tuple[Tensors, Tensors]:
+    def _trained(self, rank: int, world: int) -> tuple[Tensors, Tensors]:
         """(gradients, buffers) of one rank; the model is unchanged afterwards, except for its gradients."""
         before = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         restore_rng(self.generators[rank], self.device)

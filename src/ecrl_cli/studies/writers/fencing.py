@@ -59,16 +59,16 @@ def points(calls: tuple[str, ...]) -> list[tuple[int, str]]:
 def run(history: History, seed: int, folder: Path, facts: dict[str, Any], kind: Kind = PRODUCT) -> dict[str, Any]:
     """One interleaving: how both writers ended, and what recovery finds."""
     with history.copied(facts["layout"], folder) as root:
-        meeting = _Meeting(root, facts, seed, kind)
-        watched = InterleavingFs(Unsynced(), facts["at"], meeting.newer)
+        writers = _TwoWriters(root, facts, seed, kind)
+        watched = InterleavingFs(Unsynced(), facts["at"], writers.newer)
         with closing(kind.open(root, facts["mode"], watched)) as old:
-            meeting.old(old)
-        outcome = judge(root, facts["mode"], meeting.acks(), meeting.known())
-        return {"old": meeting.ends["old"], "newer": meeting.ends.get("newer", "not run"), "zombie": meeting.zombie(), "outcome": outcome}
+            writers.old(old)
+        outcome = judge(root, facts["mode"], writers.acks(), writers.known())
+        return {"old": writers.ends["old"], "newer": writers.ends.get("newer", "not run"), "zombie": writers.zombie(), "outcome": outcome}
 
 
 @dataclass
-class _Meeting:
+class _TwoWriters:
     """Two writers in one folder."""
 
     root: Path

@@ -13,8 +13,8 @@ import subprocess
 import sys
 
 from ecrl_cli.linux import processes
-from ecrl_cli.linux.pdeathsig import mortal_command
-from ecrl_cli.supervision.launch.torchrun import AGENT, MEETING
+from ecrl_cli.linux.pdeathsig import with_pdeathsig
+from ecrl_cli.supervision.launch.torchrun import AGENT, RENDEZVOUS_ID
 
 CUT_OFF = 1
 NODE_VARIABLE = "ECRL_NODE"  # environment variable of the ranks: the number of their node; 0 is the supervisor's
@@ -27,9 +27,9 @@ def main(arguments: list[str]) -> int:
     processes.become_subreaper()
     # The head node hosts the store because it is number 0, not by comparing addresses: its name may resolve to an address that it does not have.
     agent = subprocess.Popen(
-        mortal_command([sys.executable, "-m", AGENT, ranks, modules, "--rdzv-conf", f"node={node}", *rest]),
+        with_pdeathsig([sys.executable, "-m", AGENT, ranks, modules, "--rdzv-conf", f"node={node}", *rest]),
         stdin=subprocess.DEVNULL,
-        env={**os.environ, NODE_VARIABLE: node, MEETING: rdzv_id, "ECRL_SUPERVISOR": str(os.getpid())},
+        env={**os.environ, NODE_VARIABLE: node, RENDEZVOUS_ID: rdzv_id, "ECRL_SUPERVISOR": str(os.getpid())},
         start_new_session=True,
     )
     agent_fd = os.pidfd_open(agent.pid)
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     finally:
         processes.kill(agent_fd)
         agent.wait()
-        here, ours = processes.tagged(f"{NODE_VARIABLE}={node}"), processes.tagged(f"{MEETING}={rdzv_id}")
+        here, ours = processes.tagged(f"{NODE_VARIABLE}={node}"), processes.tagged(f"{RENDEZVOUS_ID}={rdzv_id}")
         processes.sweep(lambda pid: here(pid) and ours(pid))  # both tags: two nodes may be one machine
 
 

@@ -26,13 +26,13 @@ from typing import Self
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.namespaces import private_command
-from ecrl_cli.linux.pdeathsig import mortal_command
+from ecrl_cli.linux.pdeathsig import with_pdeathsig
 from ecrl_cli.supervision.launch.child_environment import child_environment
 from ecrl_cli.supervision.launch.launcher import GONE_WITHIN_S, LaunchSpec, RankExit, RankExits, RankTable, RunningAttempt
 from ecrl_cli.supervision.launch.slurm_allocation import slurm_environment, srun
 
 AGENT = "ecrl_cli.supervision.launch.torchrun_main"
-MEETING = "TORCHELASTIC_RUN_ID"  # environment variable of an agent and its ranks: the attempt that they belong to
+RENDEZVOUS_ID = "TORCHELASTIC_RUN_ID"  # environment variable of an agent and its ranks: the attempt that they belong to
 _ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):\s*\[\d+\]:(.*?)(?:={8,}|\Z)", re.DOTALL)
 
 _FAILED_RANK = re.compile(r"rank\s*: (\d+) .*?exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.DOTALL)
@@ -66,16 +66,16 @@ class AgentAttempt:
         self, spec: LaunchSpec, command: Callable[[LaunchSpec, str, Path], list[str]], stdin: int, known: Mapping[str, str] | None = None
     ) -> None:
         self._spec, self._ranks = spec, RankTable()
-        self._meeting = f"ecrl-{secrets.token_hex(8)}"
+        self._rendezvous_id = f"ecrl-{secrets.token_hex(8)}"
         self._scratch = Path(spec.output).with_name(".torchelastic")
-        launched = mortal_command(command(spec, self._meeting, self._scratch), deaf=self.deaf)
+        launched = with_pdeathsig(command(spec, self._rendezvous_id, self._scratch), deaf=self.deaf)
         with open(spec.output, "ab", buffering=0) as output:
             self._agent = subprocess.Popen(
                 private_command(launched) if spec.private_network else launched,
                 stdin=stdin,
                 stdout=output,
                 stderr=output,
-                env=child_environment(spec.layout.root, spec.threads, alone=not spec.nodes) | dict(known or {MEETING: self._meeting}),
+                env=child_environment(spec.layout.root, spec.threads, alone=not spec.nodes) | dict(known or {RENDEZVOUS_ID: self._rendezvous_id}),
                 start_new_session=True,
             )
         self._agent_fd = os.pidfd_open(self._agent.pid)
@@ -98,7 +98,7 @@ class AgentAttempt:
     def _leave_nothing(self) -> None:
         """After the agent has been reaped: reap its ranks, kill those that had not sent Hello yet, remove temporary files."""
         self._ranks.gather()
-        processes.sweep(processes.tagged(f"{MEETING}={self._meeting}"))
+        processes.sweep(processes.tagged(f"{RENDEZVOUS_ID}={self._rendezvous_id}"))
         os.close(self._agent_fd)
         shutil.rmtree(self._scratch, ignore_errors=True)
 

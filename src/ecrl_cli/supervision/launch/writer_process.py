@@ -11,7 +11,7 @@ from contextlib import closing
 from ecrl_cli.checkpoint.writer.protocol import Channel
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.linux.pdeathsig import mortal_command
+from ecrl_cli.linux.pdeathsig import with_pdeathsig
 from ecrl_cli.linux.unix_socket import connect, listen
 from ecrl_cli.records.events import WRITERS_PER_ATTEMPT
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
@@ -96,7 +96,7 @@ class Writer:
             fds = (listener.fileno(), *((self._board.fd,) if self._board else ()))
             command = [sys.executable, "-m", WRITER, str(self._layout.root), *map(str, fds)]
             self._process = subprocess.Popen(
-                mortal_command(command, deaf=True),
+                with_pdeathsig(command, deaf=True),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

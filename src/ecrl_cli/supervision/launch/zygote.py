@@ -23,7 +23,7 @@ from ecrl_cli.data import datasets
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.namespaces import private_command
-from ecrl_cli.linux.pdeathsig import mortal_command
+from ecrl_cli.linux.pdeathsig import with_pdeathsig
 from ecrl_cli.supervision.launch.child_environment import child_environment
 from ecrl_cli.supervision.launch.launcher import WORKER, LaunchSpec, RankExit, RankExits, RankTable, needs_private_network
 
@@ -44,7 +44,7 @@ class ZygoteProcess:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.setblocking(False)
         self._output = os.memfd_create("zygote-output")
-        command = mortal_command([sys.executable, "-m", "ecrl_cli.supervision.launch.zygote_main", str(theirs.fileno()), *modules], deaf=True)
+        command = with_pdeathsig([sys.executable, "-m", "ecrl_cli.supervision.launch.zygote_main", str(theirs.fileno()), *modules], deaf=True)
         self.process = subprocess.Popen(
             private_command(command) if private_network else command,
             stdin=subprocess.DEVNULL,
