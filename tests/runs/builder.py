@@ -222,7 +222,7 @@ class Worker:
         self.first = step + 1
         self.logs = run.layout.attempt(attempt)
         self.ranks, self.until = run.ranks_behind(step), next_change(run.config, step)
-        self.end = min(run.stops.get(attempt, run.config.target_steps), *(end for end in targets(run.config) if end > step))
+        self.end = min([run.stops.get(attempt, run.config.target_steps), *(end for end in targets(run.config) if end > step)])
         self.journals = [Journal(self.logs.rank(rank)) for rank in range(self.ranks)]
         self.spans, self.checkpoints = {rank: Journal(self.logs.spans(rank)) for rank in range(self.ranks)}, Journal(self.logs.checkpoints)
         self.booking = set(range(self.ranks))  # those that have not died
