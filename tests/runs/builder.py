@@ -123,7 +123,9 @@ class RunBuilder:
         write_run_config(self.layout, self.config)
         write_json(self.layout.dataset, encode(DatasetRecord("fake", SAMPLES, 10, (3, 32, 32))))
         write_json(self.layout.environment, {"ecrl": "0.1.0", "packages": {"torch": "2.10.0"}, "machine": "x86_64", "source_sha256": "5" * 64})
-        while not self.attempts or (self.attempts[-1].last_step or 0) < self.config.target_steps:
+        while (
+            self.attempts == [] or self.attempts[-1].outcome != "completed" or max(a.last_step or 0 for a in self.attempts) < self.config.target_steps
+        ):
             self.stay()
         deaths = sum(a.outcome == "died" for a in self.attempts)
         sessions = tuple(self.sessions)
