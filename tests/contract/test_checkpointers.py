@@ -278,7 +278,7 @@ def test_a_checkpoint_is_retired_with_its_folders(kind: StrategyKind, strategy: 
     assert [line.global_step for line in lines(tmp_path) if line.event == "retired"] == [2, 3]
 
 
-def test_only_rank_0_gives_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0_gives_its_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Running statistics differ between ranks until the next step begins with rank 0's; of what several ranks give, any may be written."""
     state = {"parameters.a": torch.zeros(1), "buffers.a": torch.zeros(1), "optimizer.a.b": torch.zeros(1), "rng.rank0.torch": torch.zeros(1)}
     monkeypatch.setattr(dcp.dist, "is_initialized", lambda: True)
@@ -286,6 +286,12 @@ def test_only_rank_0_gives_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dcp.own(state) == state
     monkeypatch.setattr(dcp.dist, "get_rank", lambda: 1)
     assert dcp.own(state).keys() == state.keys() - {"buffers.a"}
+    given: list[State] = []
+    for name in ("save_distributed", "save_beside"):
+        monkeypatch.setattr(dcp, name, lambda state, **_: given.append(state) or Future())
+    dcp.DistributedCheckpoint().save(state, tmp_path)
+    dcp.AsyncDistributedCheckpoint().begin(state, tmp_path)
+    assert [each.keys() for each in given] == [state.keys() - {"buffers.a"}] * 2
 
 
 def test_a_save_in_the_background_waits_for_the_one_before(tmp_path: Path, run: Run) -> None:
@@ -320,3 +326,33 @@ def test_a_save_in_the_background_waits_for_the_one_before(tmp_path: Path, run: 
     strategy.close()
     ends = [(line.event, line.global_step) for line in lines(tmp_path) if line.event in ("committed", "failed")]
     assert ends == [("committed", 1), ("failed", 2)]
+
+
+def test_a_save_whose_failure_is_known_only_after_the_wait_stops_the_run_too(tmp_path: Path, run: Run) -> None:
+    """checkpoint.on_error=stop: what was in flight when the flush began counts as what had failed before."""
+    begun: Future[None] = Future()
+
+    class Failing:
+        def prepare(self) -> None: ...
+
+        def begin(self, state: State, path: Path) -> Future[None]:
+            return begun
+
+        def close(self) -> None: ...
+
+    clock = SpanClock(Journal(RunLayout(tmp_path).attempt(0).spans(0)), 0, monotonic(), "compute")
+    config = config_of(KINDS["dcp_async"], on_error="stop")
+    strategy = cast("Any", make_strategy(StrategyInputs(config, run.train_state, RunLayout(tmp_path), 0, clock)))
+    strategy._checkpointer = Failing()
+    strategy.prepare()
+    strategy.save(run.progress())
+    pending = strategy._pending
+
+    def fail_while_waited_for() -> None:
+        begun.set_exception(OSError(28, "No space left on device", "x"))
+        pending.result()
+
+    strategy._pending = SimpleNamespace(result=fail_while_waited_for)
+    with pytest.raises(StorageError, match=r"step 1 was not saved \(.*ENOSPC.*checkpoint.on_error=stop"):
+        strategy.flush()
+    strategy.close()

@@ -21,7 +21,7 @@ from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Findin
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_whistle import found
-from tests.runs.builder import build_blk, config_of
+from tests.runs.builder import build_blk, config_of, flip
 from tests.runs.spoil import edit_json
 from tests.runs.spoilt import attempts
 from tests.runs.spoilt_states import OTHER, StateBuilder, build_states
@@ -140,6 +140,12 @@ def test_a_state_lost_at_a_restore_is_named_without_a_reference(alone: RunLayout
     spoil(alone)
     finding = found(verify_run(alone.root), PROMISE)
     assert finding.status == status and any(words in text for text in (finding.message, *finding.evidence)), finding
+
+
+def test_damage_to_the_checkpoint_since_says_nothing_of_what_was_restored(alone: RunLayout) -> None:
+    flip(alone.checkpoints / "step_00000018" / "model.safetensors", -1)
+    finding = found(verify_run(alone.root), PROMISE)
+    assert finding.status == VALID and finding.message.startswith("4 times a rank held"), finding
 
 
 def test_a_run_that_was_resized_keeps_it(recorded: Path) -> None:

@@ -75,6 +75,12 @@ ATTEMPTS: dict[str, Row] = {
         lambda found: attempts(found, 1, joined=(1, 1)),
         "attempt 1 of 2 ranks names the origins of 2, and [1, 1] as those",
     ),
+    "ranks of a session that had ended": Row(
+        records_consistent,
+        "rollback",
+        lambda found: attempts(found, 0, session=1),
+        "attempt 1 took over ranks, nobody was there to be taken over",
+    ),
     "newcomers without spares": Row(
         records_consistent,
         "rollback",

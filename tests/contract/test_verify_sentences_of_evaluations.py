@@ -14,6 +14,7 @@ from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.evaluations import Evaluation
 from ecrl_cli.verify.consistency import records_consistent, target_reached
+from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.trajectory import same_trajectory
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID
 from ecrl_cli.verify.verification_input import Case
@@ -246,6 +247,20 @@ def test_of_a_step_that_was_measured_twice_the_last_counts_and_none_behind_the_e
     assert evaluations(found, lineage(found))[8].measures["accuracy"] == 0.0
     cut = attempts(left(found, 2, final=None, ranks={}), 2, outcome="died")
     assert list(evaluations(cut, lineage(cut))) == [4, 8, 12, 16] and lineage(cut).last_step == 18
+
+
+def test_final_states_of_different_steps_are_not_compared(judged: Judged) -> None:
+    """The reference ended where the first leg does: its state is another because its step is."""
+    found = judged.runs["continued"]
+    shorter = same_trajectory(Case(found, judged.runs["first leg"]))
+    assert told(shorter, "and ref ends there") and not told(shorter, "of the final state differ"), shorter
+
+
+def test_a_reboot_between_two_legs_is_no_launch_ahead_of_time(judged: Judged) -> None:
+    """Behind it the monotonic clock is far behind what it was when the attempt before ended."""
+    found = judged.runs["continued"]
+    assert found.sessions[0].boot_id != found.sessions[1].boot_id and found.sessions[1].started_at < found.sessions[0].started_at
+    assert time_conserved(Case(found)).status == VALID
 
 
 def test_each_leg_has_its_own_clock(judged: Judged) -> None:

@@ -10,6 +10,8 @@ import pytest
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import FOUND, LEFT_UNCOMMITTED, LEFT_WHOLE
 from ecrl_cli.verify.checkpoints import checkpoints_accounted
+from ecrl_cli.verify.journal_instants import session_of_line
+from ecrl_cli.verify.verification_input import Case
 from tests.runs.changed import Records, appended, attempts, configured, event, left, logged, supervised
 from tests.runs.sentence import Judged, Row
 
@@ -305,3 +307,14 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Judged:
 @pytest.mark.parametrize("name", ROWS)
 def test_what_is_wrong_is_told_and_what_is_right_is_not(judged: Judged, name: str) -> None:
     judged.hold(ROWS[name])
+
+
+def test_a_line_for_a_dead_writer_belongs_to_the_session_whose_clocks_it_shows(judged: Judged) -> None:
+    """Two boots whose monotonic clocks showed the same numbers, a day apart: the wall clock tells them apart."""
+    found, day = judged.runs["blk"], 86400.0
+    first, a = found.sessions[0], found.attempts[1]
+    case = Case(supervised(found, sessions=(first, replace(first, boot_id="other", time=first.time + day))))
+    line = next(line for line in found.logs(1).checkpoints.events if line.event == "committed")
+    line = replace(line, reason=LEFT_WHOLE)
+    assert session_of_line(case, a, line) == 0
+    assert session_of_line(case, a, replace(line, time=line.time + day)) == 1

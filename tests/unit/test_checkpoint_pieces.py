@@ -105,10 +105,8 @@ def test_each_tensor_is_held_against_its_digest(tmp_path: Path, part: str, tenso
         load_checkpoint(path)
 
 
-@pytest.mark.parametrize("single", [False, True], ids=["group", "single"])
-@pytest.mark.parametrize("name", ["parameters.a", "parameters.b", "buffers.c", "optimizer.a.b", "optimizer.b.b"])
-def test_each_tensor_is_looked_through_for_nan(tmp_path: Path, name: str, single: bool) -> None:
-    """Every hash agrees: it was written as it is."""
+def not_a_number(root: Path, name: str, *, single: bool = False) -> Path:
+    """A checkpoint whose tensor `name` ends with NaN. Every hash agrees: it was written as it is."""
     specs = {
         MODEL: [TensorSpec(each, "torch.float32", (3,)) for each in ("parameters.a", "parameters.b", "buffers.c")],
         OPTIMIZER: [TensorSpec(each, "torch.float32", (2,)) for each in ("optimizer.a.b", "optimizer.b.b")],
@@ -120,8 +118,25 @@ def test_each_tensor_is_looked_through_for_nan(tmp_path: Path, name: str, single
         return struct.pack(f"<{count}f", *[0.5] * (count - 1), math.nan) if place.spec.name == name else bytes(place.spec.nbytes)
 
     made = store_fixture.image_from(store_fixture.in_one_part(specs, single=single), fill, CheckpointMeta(RUN_ID, 6, 0, 6, 7, 1), {})
-    with closing(store_at(tmp_path)) as store:
-        path = store.save(made, 0).path
+    with closing(store_at(root)) as store:
+        return store.save(made, 0).path
+
+
+def test_a_tensor_that_is_another_is_named_before_one_that_is_not_finite(tmp_path: Path) -> None:
+    """The layers of the check have an order: what is not what was committed may hold anything."""
+    path = not_a_number(tmp_path, "parameters.a")
+    forged(path, MODEL, "parameters.b")
+    for once in (True, False):
+        report = verify_checkpoint(path, once=once)
+        assert (report.layer, report.reason) == ("tensors", "parameters.b does not match its digest")
+    with pytest.raises(StorageError, match=r"failed at tensors: parameters\.b does not match its digest"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["group", "single"])
+@pytest.mark.parametrize("name", ["parameters.a", "parameters.b", "buffers.c", "optimizer.a.b", "optimizer.b.b"])
+def test_each_tensor_is_looked_through_for_nan(tmp_path: Path, name: str, single: bool) -> None:
+    path = not_a_number(tmp_path, name, single=single)
     for once in (True, False):
         report = verify_checkpoint(path, once=once)
         assert (report.layer, report.reason) == ("finite", f"{name} holds NaN or infinity")

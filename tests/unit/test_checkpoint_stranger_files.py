@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 import warnings
 import zipfile
@@ -289,6 +290,15 @@ def test_what_became_of_a_file_is_said_in_words(before: FileFacts | None, now: F
     one, other = (FolderManifest(1, DIGEST, {"x": each} if each else {}) for each in (before, now))
     (change,) = changes(one, other)
     assert (change.path, change.status, change.said) == ("x", status, said)
+
+
+def test_a_manifest_that_was_written_survives_a_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is synced, then the folder that has its name."""
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink()))
+    written = write_manifest(tmp_path, folder_manifest(tmp_path, MOST))
+    assert [path.parent if written.name in path.name else path for path in synced] == [tmp_path, tmp_path]
+    assert written.name in synced[0].name and synced[1] == tmp_path
 
 
 def nested(folder: Path, deep: int) -> Path:

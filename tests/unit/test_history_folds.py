@@ -404,6 +404,16 @@ def test_a_torn_tail_is_counted_and_damage_is_named(tmp_path: Path) -> None:
     assert [file.path for file in load(layout).unread] == ["logs/attempt-00/rank1.jsonl"]
 
 
+def test_a_torn_line_is_counted_in_every_journal_of_an_attempt(tmp_path: Path) -> None:
+    layout = build_blk(tmp_path)
+    logs = layout.attempt(0)
+    files = [logs.rank(1), logs.survivor_report(0), logs.lost_samples(0), logs.checkpoints, logs.spans(0), logs.evaluations]
+    for path in files:
+        with path.open("a") as file:
+            file.write('{"')
+    assert load(layout).torn == {layout.relative(path): 1 for path in files}
+
+
 def test_a_folder_without_a_configuration_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(EvidenceMissing):
         load(RunLayout(tmp_path))

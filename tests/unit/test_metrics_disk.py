@@ -179,6 +179,15 @@ def test_where_there_is_no_disk_the_run_goes_on_and_says_so(machine: Path) -> No
     assert len(said) == 1 and "lies on tmpfs" in said[0] and not (machine / "disk.jsonl").exists()
 
 
+def test_where_the_file_cannot_be_opened_the_run_goes_on_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disks, "disk_of", lambda folder: Disk("sda"))
+    (tmp_path / "disk.jsonl").mkdir()
+    said: list[str] = []
+    with sampled(tmp_path / "disk.jsonl", 0.001, said.append):
+        reached = True
+    assert reached and len(said) == 1 and "disk activity is not recorded" in said[0] and not sampling()
+
+
 def test_how_often_the_disk_is_looked_at_makes_no_other_run() -> None:
     plain, watched = RunConfig(), RunConfig(supervision=SupervisionConfig(disk_interval_s=0.5))
     assert run_id(plain) == run_id(watched) and reference_id(plain) == reference_id(watched)
