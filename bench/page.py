@@ -1,6 +1,6 @@
 """What judging and reporting a whole matrix costs: `python -m bench.page` prints JSON.
 
-72 simulated runs of the published shape (8 suites, 3 arms, 3 seeds, 1,600 steps, 32 checkpoints, two failures), or the sweep named. Measured:
+72 built runs of the published shape (8 suites, 3 arms, 3 seeds, 1,600 steps, 32 checkpoints, two failures), all valid, or the sweep named. Measured:
 `ecrl verify` of all of them and of one, and `ecrl report`, from start to end, in a process of its own each time; and the page in a headless
 Chromium, from the navigation to the end of its load event (the browser's own clock), in a new tab each time. Medians; the first load warms up.
 """
@@ -16,12 +16,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bench.goals import at_most
 from tests.e2e.chromium import CHROMIUM, address, chromium
-from tests.unit.report_runs import Plan, make_sweep
+from tests.runs.builder import RunBuilder, config_of
 
 from ecrl_cli.linux.clock import monotonic
 
@@ -35,18 +36,25 @@ MEASURE = """(() => {
 })()"""
 
 
-def plans() -> list[Plan]:
-    """The matrix of experiment 4. A failure is injected just behind a checkpoint, so that steps are replayed."""
-    found = []
+def make_sweep(folder: Path) -> Path:
+    """The matrix of experiment 4 as valid runs: a failure strikes just behind a checkpoint, so that steps are replayed."""
+    folder.mkdir(parents=True)
     for suite in (f"{data}-{model}" for data in ("cifar10", "cifar100") for model in ("r18", "r50")):
         for schedule, steps in FAILURES.items():
             for seed in (1337, 2027, 4242):
-                shared: dict[str, Any] = {"suite": f"{suite}-{schedule}", "seed": seed, "steps": STEPS, "every": EVERY}
-                kills = tuple(step + 3 for step in steps)
-                found.append(Plan("ref", kills=(), **shared))
-                found.append(Plan("blk", kills=kills, **shared))
-                found.append(Plan("ovl", kills=kills, strategy="overlapped", **shared))
-    return found
+                for variant in ("ref", "ref2", "blk"):
+                    kills = tuple(step + 3 for step in steps) if variant == "blk" else ()
+                    config = config_of(variant, "kill" if kills else "none", kills)
+                    config = replace(
+                        config,
+                        seed=seed,
+                        target_steps=STEPS,
+                        state_digests="auto",
+                        checkpoint=replace(config.checkpoint, every=EVERY),
+                        suite_name=f"{suite}-{schedule}",
+                    )
+                    RunBuilder(folder / f"{suite}-{schedule}-{variant}-s{seed}", config).build()
+    return folder
 
 
 def seconds_of(rounds: int, *words: str) -> list[float]:
@@ -107,7 +115,7 @@ def main() -> int:
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="bench-page-"))
     try:
-        sweep = options.sweep or make_sweep(root / "sweep", plans())
+        sweep = options.sweep or make_sweep(root / "sweep")
         document = {"bench": "page", **measure(sweep, root / "report", options.rounds)}
     finally:
         shutil.rmtree(root, ignore_errors=True)

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 MODEL, FOLDER = sys.argv[1], Path(sys.argv[2])
 STEPS, EVERY, DIES_AT, BATCH = map(int, sys.argv[3:7])
@@ -62,7 +63,7 @@ def main() -> None:
         step = state["step"]
     note("loaded", step)
     images = FakeData(2048, (3, 32, 32), 10, transforms.ToTensor())
-    sampler = DistributedSampler(images, shuffle=True)
+    sampler: DistributedSampler[Any] = DistributedSampler(images, shuffle=True)
     batches = iter(DataLoader(images, BATCH // dist.get_world_size(), sampler=sampler))
     while step < STEPS:
         x, y = next(batches)

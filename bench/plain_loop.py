@@ -36,7 +36,8 @@ def main(times: Path, steps: int, keys: dict[str, str]) -> None:
     sampler = DistributedSampler(range(len(data)), shuffle=True, drop_last=True)  # type: ignore[var-annotated,arg-type]
     batch, padding = int(keys["global_batch"]) // dist.get_world_size(), traits.shape[1] // 8
     mean, std = (np.array(values, dtype=np.float32).reshape(1, -1, 1, 1) for values in (traits.mean, traits.std))
-    random, ends, epoch = np.random.default_rng(dist.get_rank()), [], 0
+    random, epoch = np.random.default_rng(dist.get_rank()), 0
+    ends: list[float] = []
     while len(ends) < steps:
         sampler.set_epoch(epoch)
         order, epoch = np.array(list(sampler)), epoch + 1

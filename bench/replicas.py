@@ -32,8 +32,7 @@ from ecrl_cli.models import build as build_model
 from ecrl_cli.training.control_client import HeartbeatWriter
 from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.replicas import ReplicaAllreduce, ReplicaGradient, ReplicaTrainStep, alone
-from ecrl_cli.training.session import wrap
-from ecrl_cli.training.train_step import DataParallelTrainStep, TrainStep
+from ecrl_cli.training.train_step import DataParallelTrainStep, TrainStep, WarmUp, wrap
 
 CPU = torch.device("cpu")
 REPLICAS = 8
@@ -53,7 +52,9 @@ def learner_of(replicas: int, rank: int, world_size: int, width: int) -> TrainSt
         HeartbeatWriter(None, rank),
     )
     if not replicas:
-        return DataParallelTrainStep(wrap(model, CPU), optimizer, scheduler, scaler, CPU, cast, pulse)
+        return DataParallelTrainStep(
+            wrap(model, WarmUp((3, 32, 32), CPU, cast, find_unused_parameters=False)), optimizer, scheduler, scaler, CPU, cast, pulse
+        )
     return ReplicaTrainStep(
         model=model,
         optimizer=optimizer,

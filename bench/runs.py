@@ -51,7 +51,7 @@ def step_began(records: RunRecords, fired: InjectedFault) -> float:
 
 def first_line(records: RunRecords, fired: InjectedFault) -> RankLine:
     """The first step that a survivor or a later attempt committed behind the kill."""
-    lines = [line for a in records.attempts for rank in a.ranks.values() for line in rank.events]
+    lines = [line for a in records.attempt_logs for rank in a.ranks.values() for line in rank.events]
     return min((line for line in lines if line.at > fired.at), key=lambda line: line.at)
 
 

@@ -133,13 +133,14 @@ def ours(bench: Bench, root: Path, name: str, config: RunConfig | None = None) -
 
 def dcp_async(bench: Bench, root: Path) -> Arm:
     """PyTorch's own asynchronous checkpoint (a thread per rank), as its tutorial calls it."""
-    group = dist.new_group(backend="gloo")
+    group: Any = dist.new_group(backend="gloo")
+    module: Any = bench.model.module
     running: list[Any] = []
 
     def save() -> float:
         dist.barrier()
         began = monotonic()
-        state = {"model": bench.model.module.state_dict(), "optimizer": bench.optimizer.state_dict()}
+        state = {"model": module.state_dict(), "optimizer": bench.optimizer.state_dict()}
         folder = root / f"dcp-{bench.global_step}"
         running.append(dcp.async_save(state, checkpoint_id=str(folder), process_group=group))
         dist.barrier()
@@ -164,13 +165,14 @@ def naive(bench: Bench, root: Path) -> Arm:
         queue, done = context.Queue(), context.Queue()
         context.Process(target=naive_writer, args=(queue, done, str(root)), daemon=True).start()
     flying: list[int] = []
+    module: Any = bench.model.module
 
     def save() -> float:
         dist.barrier()
         began = monotonic()
         if bench.rank == 0:
             buffer = io.BytesIO()
-            torch.save({"model": bench.model.module.state_dict(), "optimizer": bench.optimizer.state_dict()}, buffer)
+            torch.save({"model": module.state_dict(), "optimizer": bench.optimizer.state_dict()}, buffer)
             queue.put((bench.global_step, buffer.getvalue()))
             flying.append(bench.global_step)
         dist.barrier()

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from ecrl_cli.cli.main import main
 from ecrl_cli.errors import RunDirectoryError
 from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.history.load import load
 from ecrl_cli.records.events import InjectedFault
 from ecrl_cli.records.layout import REFERENCES, RunLayout
+from ecrl_cli.verify import reference
 from ecrl_cli.verify.disturbance import disturbance, uninterrupted
-from ecrl_cli.verify.reference import References
+from ecrl_cli.verify.reference import References, bounded
 from ecrl_cli.verify.registry import run_checks
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
 from ecrl_cli.verify.verify_run import verify_run
@@ -195,3 +197,32 @@ def test_a_reference_that_began_anew_from_its_first_step_may_vouch(sweep: Path) 
     attempts(layout, lambda a: a.insert(0, a[0] | {"outcome": "stopped", "exit_code": None}))
     attempts(layout, lambda a: a[1].update(attempt=1))
     assert disturbance(load(layout)) == "attempt 0 stopped" and uninterrupted(load(layout))
+
+
+def test_a_reference_is_read_once_for_all_its_siblings(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records are most of what a verdict costs."""
+    read: list[str] = []
+    monkeypatch.setattr(reference, "bounded", lambda layout: read.append(layout.root.name) or bounded(layout))
+    known = References()
+    statuses = [verify_run(recorded / name, known=known).status for name in ("blk", "ref", "clean", "blk")]
+    assert statuses == [VALID] * 4 and sorted(read) == ["clean", "ref"]
+
+
+def test_records_that_changed_meanwhile_are_read_anew(sweep: Path) -> None:
+    """A run is judged by what is on disk now, also where it served as a reference a moment ago."""
+    known = References()
+    assert verify_run(sweep / "blk", known=known).status == VALID
+    edit_lines(RunLayout(sweep / "ref").attempt(0).rank(0), at_step(5, loss=0.125))
+    assert verify_run(sweep / "ref", known=known).status == INVALID
+
+
+def test_runs_judged_side_by_side_are_judged_as_alone_and_in_order(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit_lines(RunLayout(sweep / "blk").attempt(0).rank(0), at_step(5, loss=0.125))
+    runs = [str(sweep / name) for name in ("ref", "blk", "clean")]
+    assert main(["verify", *runs, "--json"]) == 1
+    together = json.loads(capsys.readouterr().out)
+    alone = {}
+    for run in runs:
+        main(["verify", run, "--json"])
+        alone |= json.loads(capsys.readouterr().out)
+    assert list(together) == runs and together == alone and [answer["status"] for answer in together.values()] == [VALID, INVALID, VALID]

@@ -146,6 +146,7 @@ class RunBuilder:
 
     def attempt(self, number: int) -> Attempt:
         resumed, rejected = self.choose(number)
+        saved = self.saved_in(resumed)  # now: a long attempt retires it
         self.tick(0.1)
         step, launched = (int(resumed.path[-8:]) if resumed else 0), self.now
         pending = tuple(entry for entry in plan(self.config) if entry.index not in self.fired)
@@ -168,7 +169,7 @@ class RunBuilder:
             resumed_from_step=step,
             resumed_from=resumed,
             rejected=rejected,
-            resumed_state=self.saved_in(resumed),
+            resumed_state=saved,
             first_step=step + 1 if last > step else None,
             last_step=last if last > step else None,
             launched_at=launched,
@@ -248,7 +249,7 @@ class Worker:
             self.one_step()
             if evaluation_due(self.run.config, self.step):
                 self.evaluate()
-            if self.run.config.checkpoint.strategy != "none" and (self.step % 6 == 0 or self.step == self.until):
+            if self.run.config.checkpoint.strategy != "none" and (self.step % self.run.config.checkpoint.every == 0 or self.step == self.until):
                 self.checkpoint()
             blow = self.strike()
         if blow is None and self.until is None and self.step in targets(self.run.config):
@@ -346,8 +347,8 @@ class Worker:
         saved = self.run.store.save(image, self.number)
         self.run.chains[self.step] = list(self.chain)
         times = {"write": 0.015, "hash": 0.005, "commit": 0.006}
-        seconds = {f"{name}_s": value for name, value in times.items()}
-        where = {"path": self.run.layout.relative(saved.path), "commit_sha256": saved.commit_sha256}
+        seconds: dict[str, Any] = {f"{name}_s": value for name, value in times.items()}
+        where: dict[str, Any] = {"path": self.run.layout.relative(saved.path), "commit_sha256": saved.commit_sha256}
         self.event("committed", bytes=saved.bytes, **where, **seconds)
         with patch("ecrl_cli.checkpoint.store.store.wall", lambda: self.run.wall):  # the time in latest.json
             gone = self.run.store.update_pointers_and_retire(saved, image)

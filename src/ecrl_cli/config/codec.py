@@ -6,8 +6,8 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache, partial
 from typing import Any, TypeVar, Union
 
 from ecrl_cli.config.limits import LIMITS, WHOLE, out_of_range
@@ -41,7 +41,8 @@ def _names(kind: type) -> tuple[str, ...] | None:
 
 def decode(kind: type[T], value: Any) -> T:
     """`value` (from JSON) as a `kind`. Raises TypeError or KeyError, naming the key. See `config.limits` for the range of numbers."""
-    return typing.cast(T, _decode(kind, value, kind.__name__))
+    decoded: T = _decoder(kind)(value, kind.__name__)  # type: ignore[arg-type]  # a type is hashable
+    return decoded
 
 
 @cache
@@ -50,44 +51,55 @@ def hints_of(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-@cache
-def _required(kind: type) -> tuple[str, ...]:
-    """The fields without a default."""
-    missing = dataclasses.MISSING
-    return tuple(f.name for f in dataclasses.fields(kind) if f.default is missing and f.default_factory is missing)
-
-
-@cache
-def _plain(kind: type) -> dict[str, tuple[type, ...]]:
-    """By field, the types whose values are accepted without conversion."""
-    return {name: tuple(t for t in _alternatives(hint) if t in _PLAIN) for name, hint in hints_of(kind).items()}
-
-
-@cache
-def _bounded(kind: type) -> tuple[tuple[str, int, int], ...]:
-    """The fields that may be integers, each with its minimum and maximum."""
-    return tuple((name, *LIMITS.get(name, (-WHOLE, WHOLE))) for name, types_ in _plain(kind).items() if int in types_)
+Decoder = Callable[[Any, str], Any]  # a value from JSON, and where it stands, for messages
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _decode(kind: Any, value: Any, where: str) -> Any:
+@cache
+def _decoder(kind: Any) -> Decoder:
+    """What decodes a `kind`. Made once for each type: a long run has hundreds of thousands of lines."""
     if dataclasses.is_dataclass(kind):
-        return _decode_dataclass(kind, value, where)
+        return _dataclass_decoder(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (Union, types.UnionType):
-        return _decode_union(arguments, value, where)
+        return _union_decoder(arguments)
     if origin is tuple:
-        items = _expect(list, value, where)
-        return tuple(items) if _all_plain(arguments[0], items) else tuple(_decode(arguments[0], item, where) for item in items)
+        return _tuple_decoder(arguments[0])
     if origin is dict:
-        return {_key(arguments[0], key, where): _decode(arguments[1], item, f"{where}.{key}") for key, item in _expect(dict, value, where).items()}
-    return value if kind is Any else _scalar(kind, value, where)
+        return _dict_decoder(*arguments)
+    return _any if kind is Any else partial(_scalar, kind)
 
 
-def _all_plain(kind: Any, items: list[Any]) -> bool:
+def _any(value: Any, where: str) -> Any:
+    return value
+
+
+def _tuple_decoder(kind: Any) -> Decoder:
+    item_of = _decoder(kind)
+
+    def decoded(value: Any, where: str) -> Any:
+        items = _expect(list, value, where)
+        return tuple(items) if _all_plain(kind, items) else tuple([item_of(item, where) for item in items])
+
+    return decoded
+
+
+def _dict_decoder(key_kind: Any, kind: Any) -> Decoder:
+    item_of = _decoder(kind)
+
+    def decoded(value: Any, where: str) -> Any:
+        given = _expect(dict, value, where)
+        if key_kind is str and _all_plain(kind, given.values()):
+            return dict(given)
+        return {_key(key_kind, key, where): item_of(item, f"{where}.{key}") for key, item in given.items()}
+
+    return decoded
+
+
+def _all_plain(kind: Any, items: Collection[Any]) -> bool:
     """Whether every item is a `kind` that needs neither conversion nor a further check: a manifest has a sum for every chunk."""
     if kind is int:
         return all(type(item) is int and -WHOLE <= item <= WHOLE for item in items)
@@ -101,28 +113,41 @@ def _key(kind: Any, key: str, where: str) -> Any:
     return kind(key)
 
 
-def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:
-    given, hints = _expect(dict, value, where), hints_of(kind)
-    if not given.keys() <= hints.keys():
-        raise KeyError(f"{where} has no field {shown(sorted(given.keys() - hints.keys())[0])}")
-    for name in _required(kind):
-        if name not in given:
-            raise KeyError(f"{where} lacks {name!r}")
-    # Inlined for speed: a long run has hundreds of thousands of lines.
-    plain = _plain(kind)
-    for name, low, high in _bounded(kind):
-        item = given.get(name)
-        if type(item) is int and not low <= item <= high:
-            raise TypeError(f"{where}.{name} is {shown(item)}, {out_of_range(name, item)}")
-    return kind(**{name: item if type(item) in plain[name] else _decode(hints[name], item, f"{where}.{name}") for name, item in given.items()})
-
-
-def _decode_union(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
+def _union_decoder(arguments: tuple[Any, ...]) -> Decoder:
     """None if allowed; a list as the first list type; anything else as the first other type."""
-    if value is None and type(None) in arguments:
-        return None
-    lists = [a for a in arguments if typing.get_origin(a) is tuple and isinstance(value, list)]
-    return _decode(next(a for a in (*lists, *arguments) if a is not type(None)), value, where)
+    others = [a for a in arguments if a is not type(None)]
+    lists = [a for a in others if typing.get_origin(a) is tuple]
+    optional, of_list, of_other = len(others) < len(arguments), _decoder((lists or others)[0]), _decoder(others[0])
+
+    def decoded(value: Any, where: str) -> Any:
+        if value is None and optional:
+            return None
+        return (of_list if isinstance(value, list) else of_other)(value, where)
+
+    return decoded
+
+
+def _dataclass_decoder(kind: Any) -> Decoder:
+    hints, missing = hints_of(kind), dataclasses.MISSING
+    required = tuple(f.name for f in dataclasses.fields(kind) if f.default is missing and f.default_factory is missing)
+    # By field: the types whose values are accepted as they are, and for those that may be integers the minimum and maximum.
+    plain = {name: tuple(t for t in _alternatives(hint) if t in _PLAIN) for name, hint in hints.items()}
+    bounded = tuple((name, *LIMITS.get(name, (-WHOLE, WHOLE))) for name, accepted in plain.items() if int in accepted)
+
+    def decoded(value: Any, where: str) -> Any:
+        given = _expect(dict, value, where)
+        if not given.keys() <= hints.keys():
+            raise KeyError(f"{where} has no field {shown(sorted(given.keys() - hints.keys())[0])}")
+        for name in required:
+            if name not in given:
+                raise KeyError(f"{where} lacks {name!r}")
+        for name, low, high in bounded:
+            item = given.get(name)
+            if type(item) is int and not low <= item <= high:
+                raise TypeError(f"{where}.{name} is {shown(item)}, {out_of_range(name, item)}")
+        return kind(**{name: item if type(item) in plain[name] else _decoder(hints[name])(item, f"{where}.{name}") for name, item in given.items()})
+
+    return decoded
 
 
 def _scalar(kind: Any, value: Any, where: str) -> Any:

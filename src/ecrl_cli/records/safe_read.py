@@ -62,7 +62,7 @@ def _opened(path: Path, limit: int) -> Iterator[int]:
 def parsed(data: bytes) -> Any:
     """The JSON value of `data`; ValueError if it is not JSON or nested too deeply for a record."""
     try:
-        return json.loads(data)
+        return json.loads(data.decode())
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 

@@ -162,8 +162,11 @@ def _check_epochs(case: Case, plan: Schedule, excused: frozenset[Line], notes: F
                 else:
                     extra[line.epoch] += line.sample_ids_count
     local = {p: shard_size(case, p) for p in expected | set(seen)}
-    for epoch in sorted({plan.epoch_and_cursor(p.step)[0] for p in local} | set(extra)):
-        here = [p for p in local if plan.epoch_and_cursor(p.step)[0] == epoch]
+    by_epoch: dict[int, list[BatchPosition]] = {}
+    for p in local:
+        by_epoch.setdefault(plan.epoch_and_cursor(p.step)[0], []).append(p)
+    for epoch in sorted(by_epoch.keys() | extra.keys()):
+        here = by_epoch.get(epoch, [])
         duplicates = sum((seen[p] - 1) * local[p] for p in here if seen[p] > 1)
         absent = sum(local[p] for p in here if p in expected and not seen[p])
         surplus = extra[epoch] + sum(local[p] for p in here if seen[p] and p not in expected)

@@ -21,11 +21,12 @@ from ecrl_cli.verify.verification_input import Case, same_sizes
 
 PREFERRED = ("ref", "clean")  # variants, best reference first
 _MOST = 4  # references that one run is compared with
+KEPT = 12  # runs whose records are kept in memory: those of 100,000 steps on eight ranks take about a gigabyte together
 
 
 @dataclass
 class References:
-    """A cache of reference runs for all runs that one command verifies: each is verified once.
+    """A cache for all runs that one command verifies: each reference is verified once, and the records read last are kept.
 
     `seal_key`: the key under which a run must be sealed; empty: the one that its configuration names, if available.
     """
@@ -33,6 +34,7 @@ class References:
     seal_key: bytes = b""
     _stored: dict[Path, StoredConfig | None] = field(default_factory=dict)
     _doubts: dict[Path, str] = field(default_factory=dict)
+    _records: dict[Path, RunRecords] = field(default_factory=dict)
 
     def stored(self, layout: RunLayout) -> StoredConfig | None:
         """The configuration of the run at `layout`; None if there is no readable one."""
@@ -42,6 +44,18 @@ class References:
             except (EcrlError, OSError):
                 self._stored[layout.root] = None  # no evidence against this run: the other run's own verdict reports it
         return self._stored[layout.root]
+
+    def records(self, layout: RunLayout) -> RunRecords:
+        """As `bounded`, from the cache where the run is among the KEPT read last: siblings share their references."""
+        return self.keep(self._records.get(layout.root) or bounded(layout))
+
+    def keep(self, records: RunRecords) -> RunRecords:
+        """Cache these records as those read last."""
+        self._records.pop(records.layout.root, None)
+        self._records[records.layout.root] = records
+        while len(self._records) > KEPT:
+            del self._records[next(iter(self._records))]
+        return records
 
     def doubt(self, records: RunRecords) -> str:
         """Why the run cannot serve as a reference because it is not valid itself; empty if it can. Verified without a reference, to avoid cycles."""
@@ -110,7 +124,7 @@ def find_references(run: RunRecords, known: References) -> FoundReferences:
     doubts, disturbed_alike = [], []
     for layout, stored in _alike(run, known):
         try:
-            records = None if plan(stored.config) else bounded(layout)
+            records = None if plan(stored.config) else known.records(layout)
         except (EcrlError, OSError):
             continue
         if records is None or not uninterrupted(records):

@@ -21,8 +21,8 @@ def verify_run(run_dir: Path, reference: Path | None = None, known: References |
     `known`: cached references for all runs that one command verifies, with the key under which runs must be sealed. RecordError and
     EvidenceMissing if `run_dir` is no readable run; RunDirectoryError if `reference` is none or cannot be compared.
     """
-    run = bounded(RunLayout(named(run_dir)))
     known = known or References()
+    run = known.keep(bounded(RunLayout(named(run_dir))))
     siblings = find_references(run, known)
     references = _given_reference(run, reference, known) if reference else siblings
     chosen = references.usable[0] if references.usable else None
@@ -56,7 +56,7 @@ def _given_reference(run: RunRecords, reference: Path, known: References) -> Fou
     if reference.resolve() == run.layout.root.resolve():
         raise RunDirectoryError(str(reference), "is the run itself", "name another run of the same configuration without failures")
     try:
-        records = bounded(RunLayout(named(reference)))
+        records = known.records(RunLayout(named(reference)))
     except EvidenceMissing as error:
         raise RunDirectoryError(str(reference), error.fact, "name the run directory of a run without failures") from error
     if records.stored.reference_id not in reference_ids(run):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.identity import suite_of
 from ecrl_cli.errors import EcrlError, RecordError
-from ecrl_cli.history.load import RunRecords, load, load_disk, load_environment
+from ecrl_cli.history.load import RunRecords, load_disk, load_environment
 from ecrl_cli.history.timeline import timeline
 from ecrl_cli.metrics.cache import NewerMetrics, differences
 from ecrl_cli.metrics.checkpoints import Checkpoint, SaveLatency, save_latency
@@ -29,7 +29,7 @@ from ecrl_cli.records.verdict_file import divergence_of, read_verdict
 from ecrl_cli.report.figures.palette import CATEGORY_COLOURS
 from ecrl_cli.report.model.inputs import RunInput
 from ecrl_cli.report.model.timeline_view import TimelineView, timeline_view
-from ecrl_cli.verify.reference import bounded
+from ecrl_cli.verify.reference import References, bounded
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, worst
 from ecrl_cli.verify.verify_run import named, verify_run
 
@@ -345,10 +345,13 @@ def verdict_on_file(layout: RunLayout) -> Judged:
 
 def judge_again(layout: RunLayout) -> Judged:
     """Verifies the run, ignoring any verdict on file. Raises what `verify_run` raises."""
-    verdict = verify_run(layout.root)
+    known = References()
+    verdict = verify_run(layout.root, known=known)
     findings = tuple(Finding(f.promise, f.status, f.message, list(f.evidence)) for f in verdict.findings)
-    beside = load(RunLayout(named(layout.root).parent / verdict.reference)) if verdict.reference else None
-    return Verdict(status_of(findings), findings, verdict.reference), divergence_document(load(layout), beside) if beside else None
+    beside = known.records(RunLayout(named(layout.root).parent / verdict.reference)) if verdict.reference else None
+    return Verdict(status_of(findings), findings, verdict.reference), divergence_document(
+        known.records(RunLayout(named(layout.root))), beside
+    ) if beside else None
 
 
 def status_of(findings: Sequence[Finding]) -> str:
