@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import shlex
 import sys
@@ -42,10 +43,30 @@ def test_no_arguments_are_the_schemas_defaults() -> None:
     assert one("") == RunConfig()
 
 
-@pytest.mark.parametrize("key", [key for key in leaves() if key not in ("elastic.schedule",)])
-def test_every_key_of_the_schema_can_be_typed(key: str) -> None:
+KEYS = [key for key in leaves() if key not in ("elastic.schedule",)]
+
+
+@pytest.fixture(scope="module")
+def wrong() -> dict[str, Any]:
+    """What is composed where every key is typed, with a value that none can have; the value stands in the tree of the defaults alone too."""
+    texts = [f"{key}=[[1]]" for key in KEYS]
     with pytest.raises(ConfigError) as caught:
-        one(f"{key}=[[1]]")
+        grid(" ".join(texts))
+    assert caught.value.key in KEYS, "all of them were taken, and the first was refused"
+    with initialized(PRIMARY):
+        return {"all": plain(compose(PRIMARY, texts)), "none": plain(compose(PRIMARY, []))}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_of_the_schema_can_be_typed(wrong: dict[str, Any], key: str) -> None:
+    *above, last = key.split(".")
+    typed, tree = wrong["all"], copy.deepcopy(wrong["none"])
+    inner = tree
+    for name in above:
+        typed, inner = typed[name], inner[name]
+    inner[last] = typed[last]
+    with pytest.raises(ConfigError) as caught:
+        build(tree, frozenset((key,)))
     assert caught.value.key == key, "the key did not reach config.build"
 
 

@@ -14,13 +14,20 @@ from ecrl_cli.errors import StorageError
 from ecrl_cli.storage import writing
 from ecrl_cli.storage.fs import CREATE, FOLDER, READ, Buffer, PosixFs
 from ecrl_cli.storage.safe_read import RefusedFile, open_regular, pieces, read_small
-from ecrl_cli.storage.writing import BLOCK, CHUNK, DIRECT_FROM, WriteMode, replace_link, replace_small, write_new
+from ecrl_cli.storage.writing import BLOCK, DIRECT_FROM, WriteMode, replace_link, replace_small, write_new
 from tests.recording_fs import RecordingFs
 
+WRITTEN = writing.CHUNK
+CHUNK = 8 * 2**20  # of one write here: as for larger files, with less to fill
 SIZES = [0, 1, BLOCK - 1, BLOCK, DIRECT_FROM - 1, DIRECT_FROM, DIRECT_FROM + 1, DIRECT_FROM + BLOCK - 1, 2 * CHUNK + 5 * BLOCK + 17]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "CHUNK", CHUNK)
+
+
+@pytest.fixture(scope="module")
 def aligned() -> Iterator[memoryview]:
     memory = mmap.mmap(-1, 4 * CHUNK)
     memory[:] = os.urandom(len(memory))
@@ -172,4 +179,4 @@ def test_a_path_that_cannot_be_is_a_typed_error(tmp_path: Path) -> None:
 
 
 def test_chunks_are_whole_blocks() -> None:
-    assert writing.CHUNK % BLOCK == 0 and DIRECT_FROM >= 2 * BLOCK
+    assert WRITTEN % BLOCK == 0 and DIRECT_FROM >= 2 * BLOCK

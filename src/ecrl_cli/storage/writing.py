@@ -13,7 +13,7 @@ from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import CREATE, Buffer, Fs
 
 BLOCK = 4096  # direct I/O needs offsets, lengths and addresses that are multiples of this
-CHUNK = 8 * 2**20  # bytes per write call
+CHUNK = 32 * 2**20  # bytes per write call: between two calls the disk waits for this thread, which shares the interpreter with those that hash
 TEMPORARY = ".tmp_"  # prefix of the temporary file until the rename
 DIRECT_FROM = 2**20  # smaller files are not worth direct I/O
 

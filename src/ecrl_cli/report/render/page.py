@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,7 @@ def in_page(pictures: Sequence[Picture]) -> list[tuple[Picture, Markup]]:
     return [(picture, Markup(picture.svg)) for picture in pictures if picture.svg]
 
 
+@cache
 def _environment() -> Environment:
     made = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     for name in ("duration", "rate", "count", "size", "plural", "printable", "number"):
