@@ -39,7 +39,7 @@ MEASURE = """(() => {
 def make_sweep(folder: Path) -> Path:
     """The matrix of experiment 4 as valid runs: a failure strikes just behind a checkpoint, so that steps are replayed."""
     folder.mkdir(parents=True)
-    for suite in (f"{data}-{model}" for data in ("cifar10", "cifar100") for model in ("r18", "r50")):
+    for number, suite in enumerate(f"{data}-{model}" for data in ("cifar10", "cifar100") for model in ("r18", "r50")):
         for schedule, steps in FAILURES.items():
             for seed in (1337, 2027, 4242):
                 for variant in ("ref", "ref2", "blk"):
@@ -51,6 +51,7 @@ def make_sweep(folder: Path) -> Path:
                         target_steps=STEPS,
                         state_digests="auto",
                         checkpoint=replace(config.checkpoint, every=EVERY),
+                        optimizer=replace(config.optimizer, lr=0.1 + number / 10),  # suites that end in different states
                         suite_name=f"{suite}-{schedule}",
                     )
                     RunBuilder(folder / f"{suite}-{schedule}-{variant}-s{seed}", config).build()
