@@ -1,17 +1,19 @@
 """What a kept result says of its making: code, machine, date, what else the machine did meanwhile; and whether the code is still the same.
 
 A result is stale where the code that makes and judges its records has changed since: a digest of each room of `src/ecrl_cli`, taken when it was
-made, is held against the tree's. What only shows or explains a result (`report`, `cli`, `audit`, the recorder) does not count, nor do `studies`
-and `replication` for one that is no study. Results kept before there were such digests are held against their environment's digest of all source.
+made, is held against the tree's. Docstrings do not count. Nor does what only shows or explains a result (`report`, `cli`, `audit`, the recorder),
+nor `studies` and `replication` for one that is no study. Results kept before there were such digests are held against their environment's digest of
+all source.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import resource
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -36,16 +38,31 @@ BUSY = 0.05  # of the machine's processor time taken by other work: from there o
 def code_digests() -> dict[str, str]:
     """By room of the package, and for `conf`, a digest over names and contents."""
     rooms = {path.name: path for path in sorted(PACKAGE.iterdir()) if path.is_dir() and path.name != "__pycache__"}
-    found = {name: _digest(path, "*.py") for name, path in rooms.items()}
-    single = hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in sorted(PACKAGE.glob("*.py")))).hexdigest()
-    return {**found, PACKAGE.name: single, CONF: _digest(ROOT / CONF, "*.yaml")}
+    found = {name: _digest(path, path.rglob("*.py")) for name, path in rooms.items()}
+    return {**found, PACKAGE.name: _digest(PACKAGE, PACKAGE.glob("*.py")), CONF: _digest(ROOT / CONF, (ROOT / CONF).rglob("*.yaml"))}
 
 
-def _digest(folder: Path, pattern: str) -> str:
+def _digest(folder: Path, files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob(pattern)):
-        digest.update(f"{path.relative_to(folder)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    for path in sorted(files):
+        content = path.read_bytes()
+        meant = bare(content) if path.suffix == ".py" else content
+        digest.update(f"{path.relative_to(folder)}\0{hashlib.sha256(meant).hexdigest()}\n".encode())
     return digest.hexdigest()
+
+
+def bare(source: bytes) -> bytes:
+    """`source` without its docstrings and empty lines, none of which changes a result. (Of comments it would take several seconds to tell.)"""
+    lines = source.splitlines()
+    due: list[ast.AST] = [ast.parse(source)]
+    while due:
+        node = due.pop()
+        inner = [each for name in ("body", "orelse", "finalbody", "handlers", "cases") for each in getattr(node, name, ())]
+        first = inner[0] if inner and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            lines[first.lineno - 1 : first.end_lineno] = [b""] * ((first.end_lineno or first.lineno) - first.lineno + 1)
+        due += inner
+    return b"\n".join(line for line in lines if line.strip())
 
 
 def changed(stamp: Mapping[str, Any], experiment: Experiment, now: Mapping[str, str] | None = None) -> list[str]:

@@ -18,7 +18,7 @@ from experiments.__main__ import main
 from experiments.make import Stopped, make
 from experiments.pages import INDEX, Kept, index, page, state, with_state, without_state
 from experiments.registry import DATA_WORD, Experiment, ExperimentError, Registry, read
-from experiments.stamp import BUSY, Session, changed, code_digests, session, stamp
+from experiments.stamp import BUSY, Session, bare, changed, code_digests, session, stamp
 
 from ecrl_cli.records.digests import source_sha256
 from tests.conftest import run_ecrl
@@ -289,3 +289,12 @@ def test_own_work_is_not_other_work() -> None:
         subprocess.run(burn, check=True)
     (found,) = kept
     assert found.seconds >= 0.5 and 0 <= found.others <= 1
+
+
+def test_a_docstring_makes_no_result_stale_and_a_change_of_code_does() -> None:
+    code = b'"""What it does."""\n\n\nclass A:\n    """Of A."""\n\n    def double(self, x):\n        """Twice `x`."""\n        return 2 * x\n'
+    assert bare(code) == bare(code.replace(b"Twice `x`.", b"Two lines,\n\n        in fact.").replace(b"What it does.", b"Doubles."))
+    assert bare(code) == bare(code.replace(b'    """Of A."""\n', b""))
+    assert bare(code) != bare(code.replace(b"2 * x", b"3 * x"))
+    text = b'A = """one\ntwo"""\n'
+    assert bare(text) != bare(text.replace(b"two", b"three")), "a string that is a value counts"
