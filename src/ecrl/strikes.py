@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ecrl.recording import Recording
 
@@ -36,7 +36,11 @@ class Strikes:
             entries = json.loads(os.environ.get(PLAN, "") or "[]")
         except ValueError:
             entries = []
-        return cls(recording, [entry for entry in entries if entry.get("attempt", 0) == recording.attempt])
+        due = [entry for entry in entries if entry.get("attempt", 0) <= recording.attempt]
+        # A job that restarts itself may lose an attempt to something else: what did not happen in it happens in the next one.
+        late = any(entry.get("attempt", 0) < recording.attempt for entry in due)
+        carried_out = _carried_out(recording) if late else set()
+        return cls(recording, [entry for entry in due if entry.get("index", 0) not in carried_out])
 
     def resumed_after(self, params: str, optimizer: str) -> Optional[int]:
         """The step of an earlier attempt behind which the parameters were these; None where none has them on record, or this is the first."""
@@ -142,6 +146,21 @@ class Strikes:
             raise PlannedFailure(error("CUDA out of memory. (planned by ecrl audit)"))
         elif kind == "raise":
             raise PlannedFailure(RuntimeError("planned by ecrl audit"))
+
+
+def _carried_out(recording: Recording) -> Set[int]:
+    """The failures, by index, that earlier attempts have on record."""
+    found: Set[int] = set()
+    for attempt in range(recording.attempt):
+        folder = os.path.join(recording.folder, "attempt-%02d" % attempt)
+        for name in os.listdir(folder) if os.path.isdir(folder) else []:
+            if not name.endswith(".jsonl"):
+                continue
+            with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    if '"type":"strike"' in line:
+                        found.add(int(json.loads(line)["index"]))
+    return found
 
 
 def _steps_of(path: str) -> List[Tuple[int, str, str]]:

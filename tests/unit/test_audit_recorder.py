@@ -23,7 +23,7 @@ from ecrl import digests, recording
 from ecrl.recording import Recording
 from ecrl.saves import FollowedRename
 from ecrl.steps import as_number
-from ecrl.strikes import Strikes
+from ecrl.strikes import PlannedFailure, Strikes
 from ecrl_cli.audit.audit import judge_folder
 from ecrl_cli.audit.lineage import path_of
 from ecrl_cli.audit.records import Arm, Process, read_arm
@@ -428,3 +428,24 @@ def test_a_folder_that_cannot_be_written_stops_the_record_and_not_the_job(
     session.step(1)
     session.step(2)
     assert capsys.readouterr().err.count("this process is no longer recorded") == 1
+
+
+def test_a_failure_whose_attempt_ended_before_it_strikes_the_next_attempt_and_none_strikes_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher that restarts the job may lose an attempt to something else."""
+    planned = [{"index": n, "attempt": n, "kind": "raise", "rank": 0, "step": 3, "moment": "before"} for n in (0, 1)]
+    monkeypatch.setenv("ECRL_STRIKES", json.dumps(planned))
+
+    def attempt(number: int) -> Strikes:
+        monkeypatch.setenv("ECRL_ATTEMPT", str(number))
+        return Strikes.from_environment(Recording(str(tmp_path)))
+
+    with pytest.raises(PlannedFailure):
+        attempt(0).before_step(3)
+    attempt(1).before_step(2)  # and the attempt ends
+    with pytest.raises(PlannedFailure):
+        attempt(2).before_step(3)
+    attempt(3).before_step(3)
+    struck = [json.loads(line)["index"] for path in sorted(tmp_path.rglob("*.jsonl")) for line in path.open() if '"strike"' in line]
+    assert struck == [0, 1]
