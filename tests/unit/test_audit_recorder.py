@@ -447,5 +447,5 @@ def test_a_failure_whose_attempt_ended_before_it_strikes_the_next_attempt_and_no
     with pytest.raises(PlannedFailure):
         attempt(2).before_step(3)
     attempt(3).before_step(3)
-    struck = [json.loads(line)["index"] for path in sorted(tmp_path.rglob("*.jsonl")) for line in path.open() if '"strike"' in line]
+    struck = [json.loads(line)["index"] for path in sorted(tmp_path.rglob("*.jsonl")) for line in path.read_text().splitlines() if '"strike"' in line]
     assert struck == [0, 1]
