@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ecrl_cli.checkpoint.format.names import DIGEST
-from ecrl_cli.checkpoint.repair import stranger_files
+from ecrl_cli.checkpoint.repair import folder_manifest as module
 from ecrl_cli.checkpoint.repair.folder_manifest import (
     CHANGED,
     DAMAGED,
@@ -25,13 +25,15 @@ from ecrl_cli.checkpoint.repair.folder_manifest import (
     MOST_DEEP,
     NEW,
     SAME,
+    FileFacts,
     FolderManifest,
+    TensorFacts,
     changes,
+    examine,
     folder_manifest,
     read_manifest,
     write_manifest,
 )
-from ecrl_cli.checkpoint.repair.stranger_files import FileFacts, TensorFacts, examine
 from ecrl_cli.errors import ConfigError, EvidenceMissing
 from ecrl_cli.storage.durable import FOLDER
 from ecrl_cli.storage.fs import PosixFs
@@ -41,7 +43,7 @@ MOST = 1000  # bytes that a file's tensors may have in these tests
 
 @pytest.fixture(params=[2**20, 8], ids=["in one piece", "in small ones"])
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(stranger_files, "PIECE", request.param)
+    monkeypatch.setattr(module, "PIECE", request.param)
     yield request.param
 
 
@@ -229,9 +231,9 @@ def test_a_reader_that_gives_little_at_a_time_is_read_to_the_end() -> None:
         def read(self, size: int | None = -1) -> bytes:
             return super().read(min(size or 0, 2))
 
-    assert stranger_files._exactly(Slow(b"0123456789"), 7) == b"0123456"
+    assert module._exactly(Slow(b"0123456789"), 7) == b"0123456"
     with pytest.raises(ValueError, match="ends 3 bytes early"):
-        stranger_files._exactly(Slow(b"0123"), 7)
+        module._exactly(Slow(b"0123"), 7)
 
 
 def test_what_is_no_regular_file_is_named_by_the_fact_alone(tmp_path: Path) -> None:
