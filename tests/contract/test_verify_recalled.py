@@ -11,7 +11,7 @@ import pytest
 from ecrl_cli.config.schema import CheckpointConfig
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.records.events import SkippedSnapshot, Span
-from ecrl_cli.verify.attempt_continuity import check_recalled
+from ecrl_cli.verify.attempts import check_recalled
 from ecrl_cli.verify.consistency import records_consistent
 from ecrl_cli.verify.rank_spans import SpanAccount
 from ecrl_cli.verify.verdict import INVALID, VALID, Finding, FindingBuilder

@@ -1,24 +1,108 @@
-"""Checks attempts that go on from memory: claims about survivors and newcomers, and snapshots that can have existed and held what was logged."""
+"""Checks each attempt of supervisor.json: against its logs and launch.json, against the configuration, and against the attempt that it goes on from,
+also where it goes on from memory: survivors and newcomers, and snapshots that can have existed and held what was logged.
+"""
 
 from __future__ import annotations
 
 from ecrl_cli.checkpoint.format.canonical_json import is_digest
-from ecrl_cli.config.elastic import fits
+from ecrl_cli.config.elastic import fits, may_shrink, next_change, place_ranks, world_size_after
 from ecrl_cli.config.recoveries import recovery_of, survivors_stay
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import plural
+from ecrl_cli.history.lineage import furthest
 from ecrl_cli.history.membership import successor, surviving_ranks
-from ecrl_cli.records.events import Attempt
+from ecrl_cli.records.events import Attempt, SupervisorRecord
+from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.records.state_digests import recorded_by_rank
 from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVED, SURVIVORS
+from ecrl_cli.verify.continuation import continued
+from ecrl_cli.verify.survivor_reports import allowed_missing_lines
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 _TOLD = ("continues", "memory", "origins", "joined")
 
 
-def size_of_survivors(config: RunConfig, a: Attempt, planned: int) -> int:
+def check_attempts(case: Case, supervisor: SupervisorRecord, notes: FindingBuilder) -> None:
+    """Every attempt of supervisor.json: its number, session and logs, its size, and what it went on from."""
+    numbers = [a.attempt for a in supervisor.attempts]
+    folders = [a.attempt for a in case.run.attempt_logs]
+    if numbers != list(range(len(numbers))):
+        notes.broken(f"supervisor.json numbers its attempts {numbers}")
+    for number in sorted(set(folders) - set(numbers)):
+        if case.run.logs(number).ranks:  # a supervisor that dies in a launch leaves a launch.json that nothing read
+            notes.broken(f"attempt {number} left logs and is not in supervisor.json")
+    for number in sorted(set(numbers) - set(folders)):
+        notes.missing(f"attempt {number} is in supervisor.json and left no logs")
+    deaths = sum(a.outcome in ("died", "hung") for a in supervisor.attempts[:-1])
+    if supervisor.restarts != deaths:
+        notes.broken(
+            f"supervisor.json counts {plural(supervisor.restarts, 'restart')}, {plural(deaths, 'attempt follows', 'attempts follow')} one that died"
+        )
+    if any(not 0 <= a.session < len(supervisor.sessions) for a in supervisor.attempts):
+        notes.broken("an attempt belongs to no session")
+    for a in supervisor.attempts:
+        _check_attempt(case, a, notes)
+
+
+def _check_attempt(case: Case, a: Attempt, notes: FindingBuilder) -> None:
+    logs, who = case.run.logs(a.attempt), f"attempt {a.attempt}"
+    _check_size(case, a, notes)
+    _check_continued(case, a, notes)
+    check_recalled(case, a, notes)
+    if logs.order and (logs.order.resume_from, logs.order.resume_step) != (a.resumed_from, a.resumed_from_step):
+        notes.broken(f"{who} was told to resume behind step {logs.order.resume_step}, supervisor.json says step {a.resumed_from_step}")
+    if logs.order and logs.order.attempt != a.attempt:
+        notes.broken(f"launch.json of {who} is of attempt {logs.order.attempt}")
+    seen = max((max(furthest(case.run, b.attempt), b.last_step or 0) for b in case.attempts if b.attempt < a.attempt), default=0)
+    if logs.order and logs.order.max_step_seen > seen:
+        notes.broken(f"{who} was ordered as if step {logs.order.max_step_seen} had been done, the attempts before it came to step {seen}")
+    known = max((b.last_step or 0 for b in case.attempts if b.attempt < a.attempt), default=0)  # what the supervisor goes by
+    if logs.order and logs.order.max_step_seen < known:
+        notes.broken(f"{who} was ordered as if no step behind {logs.order.max_step_seen} had been done, supervisor.json says step {known}")
+    if a.attempt in {folder.attempt for folder in case.run.attempt_logs} and logs.order is None:
+        notes.missing(f"{who} has no launch.json")
+    if a.outcome == "completed" and a is not case.attempts[-1] and not continued(case, a):
+        notes.broken(f"{who} completed and another attempt follows it")
+    steps = [line.global_step for line in logs.ranks[0].events] if 0 in logs.ranks else []
+    if a.outcome == "running" or not steps:
+        if a.last_step is not None and not steps and (a.attempt, 0, a.last_step) not in allowed_missing_lines(case):
+            notes.missing(f"{who} reached step {a.last_step}, its log of rank 0 is empty or gone")
+        return
+    if a.first_step != steps[0] or (a.last_step or 0) < steps[-1]:
+        notes.broken(f"{who} did steps {a.first_step} to {a.last_step} by supervisor.json, {steps[0]} to {steps[-1]} by the log of rank 0")
+    elif (a.last_step or 0) > steps[-1] and (a.attempt, 0, a.last_step) not in allowed_missing_lines(case):
+        notes.missing(f"{who} reached step {a.last_step}, its log of rank 0 ends at step {steps[-1]}")
+
+
+def _check_size(case: Case, a: Attempt, notes: FindingBuilder) -> None:
+    """The world size that the configuration has after the step resumed from, and no step beyond the next change."""
+    config, order, who = case.run.stored.config, case.run.logs(a.attempt).order, f"attempt {a.attempt}"
+    due, until = _size_due(config, a, order), next_change(config, a.resumed_from_step)
+    if a.world_size != due:
+        notes.broken(f"{who} had {plural(a.world_size, 'rank')}, the configuration says {due}")
+    if order and (order.world_size, order.until) != (due, until):
+        notes.broken(f"{who} was ordered {plural(order.world_size, 'rank')} up to step {order.until}, the configuration says {due} up to {until}")
+    if until and (a.last_step or 0) > until:
+        notes.broken(f"{who} went on to step {a.last_step} with {plural(a.world_size, 'rank')}, the world size changes behind step {until}")
+    if a.outcome == "resized" and a.last_step != until:
+        notes.broken(f"{who} is said to have been resized behind step {a.last_step}, the configuration changes the size behind step {until}")
+    if a.outcome == "resized" and a is case.attempts[-1] and case.completed:
+        notes.broken(f"{who} was resized and none follows it")
+
+
+def _size_due(config: RunConfig, a: Attempt, order: AttemptSpec | None) -> int:
+    """The planned world size; a smaller one only if the run may shrink and nodes on record did not answer: then exactly what the others hold."""
+    planned = world_size_after(config, a.resumed_from_step)
+    if not may_shrink(config):
+        return _size_of_survivors(config, a, planned)
+    if order is None:
+        return min(planned, a.world_size)  # the missing record is reported elsewhere
+    return place_ranks(config, len(order.nodes))[0] if order.silent and order.nodes else planned
+
+
+def _size_of_survivors(config: RunConfig, a: Attempt, planned: int) -> int:
     """The world size that `a` must have: as planned; with a recovery that shrinks, survivors plus joined spares if they can share the batch."""
     if not recovery_of(config).shrinks or a.memory != SURVIVORS:
         return planned
@@ -26,7 +110,7 @@ def size_of_survivors(config: RunConfig, a: Attempt, planned: int) -> int:
     return there if 0 < there <= planned and fits(config, there) else planned
 
 
-def check_continued(case: Case, a: Attempt, notes: FindingBuilder) -> None:
+def _check_continued(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """Check an attempt's claims about its predecessor, against its launch.json and the previous attempt."""
     who, order = f"attempt {a.attempt}", case.run.logs(a.attempt).order
     for name in _TOLD if order else ():
