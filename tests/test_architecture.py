@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ecrl_cli.config.failure_kinds import BUILTIN, FAILURE_KINDS
 from ecrl_cli.config.launchers import LAUNCHERS
 from ecrl_cli.config.recoveries import RECOVERIES
 from ecrl_cli.config.strategies import STRATEGIES
@@ -262,8 +263,8 @@ def test_files_and_functions_stay_small() -> None:
 
 def test_nobody_compares_the_name_of_a_variant() -> None:
     """They ask its object, so that a new one is right wherever one is asked. The replications speak of the published strategies."""
-    common = {"none": "strategy", "skip": "recovery"}  # words of other things too: with the key that they would be asked of
-    variants = {*STRATEGIES.builtin, *RECOVERIES.builtin, *LAUNCHERS.builtin} - common.keys()
+    common = {"none": {"strategy", "kind"}, "skip": {"recovery"}}  # words of other things too: with the keys that they would be asked of
+    variants = {*STRATEGIES.builtin, *RECOVERIES.builtin, *LAUNCHERS.builtin, *FAILURE_KINDS} - BUILTIN.keys() - common.keys()
     wrong = []
     for path in modules():
         for node in nodes(parsed(path)):
@@ -271,7 +272,7 @@ def test_nobody_compares_the_name_of_a_variant() -> None:
                 continue
             named = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}
             asked = {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
-            if named & variants or any(word in named and key in asked for word, key in common.items()):
+            if named & variants or any(word in named and keys & asked for word, keys in common.items()):
                 wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
     assert not wrong, "\n".join(wrong)
 

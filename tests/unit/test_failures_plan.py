@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from ecrl_cli.config.codec import encode
+from ecrl_cli.config.failure_kinds import FAILURE_KINDS
 from ecrl_cli.config.fault_spec import FAILURES
+from ecrl_cli.config.plan_kinds import AT_STEPS, plan_kind
 from ecrl_cli.config.schema import (
     CheckpointConfig,
     ElasticConfig,
@@ -313,3 +315,9 @@ def test_survivors_that_could_not_share_the_batch_are_refused_before_the_run(con
     with pytest.raises(ConfigError) as caught:
         plan(config)
     assert says in caught.value.line()
+
+
+def test_every_name_of_failure_kind_is_planned_in_some_way() -> None:
+    assert [name for name in FAILURE_KINDS if plan_kind(name) is not AT_STEPS] == ["none", "mtbf", "listed"]
+    with pytest.raises(ConfigError, match="unknown failure 'meteor'"):
+        plan_kind("meteor")

@@ -33,7 +33,7 @@ class PlannedArm:
 def planned_arms(config: AuditConfig, reference: Judged) -> tuple[PlannedArm, ...]:
     """The arms with faults. ConfigError if a fault given by the user cannot happen in this job."""
     last, ranks = reference.path.last, {process.rank for process in reference.arm.processes}
-    if config.failure.kind != "none":
+    if config.failure.steps:
         by_rank: dict[int, set[int]] = {rank: set() for rank in ranks}
         for process in reference.arm.processes:
             by_rank[process.rank].update(save["after_step"] for save in process.saves)

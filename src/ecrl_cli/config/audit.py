@@ -10,6 +10,7 @@ from typing import Any
 
 from ecrl_cli.config.convert import convert
 from ecrl_cli.config.omegaconf_bridge import plain
+from ecrl_cli.config.plan_kinds import plan_kind
 from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.config.schema import at_least, one_of, positive
 from ecrl_cli.errors import ConfigError, shown
@@ -68,7 +69,7 @@ def build_audit(composed: Mapping[str, Any]) -> AuditConfig:
         if key not in known:
             raise ConfigError(key, f"unknown key {shown(key)}", did_you_mean(key, known) or f"known: {', '.join(known)}")
     config = convert(AuditConfig, values)
-    if (config.failure.kind == "none") != (not config.failure.steps):
+    if plan_kind(config.failure.kind).plans_none != (not config.failure.steps):
         missing = "no step is planned" if not config.failure.steps else "no kind is named"
         raise ConfigError("failure", missing, "write failure=kill 'failure.steps=[31]', or leave both out: failures are drawn then")
     for text in config.failure.steps:

@@ -12,10 +12,9 @@ from typing import Any
 from ecrl_cli.config.checks import check
 from ecrl_cli.config.convert import convert
 from ecrl_cli.config.elastic import Say, normalize_schedule, round_down_world_sizes
-from ecrl_cli.config.failure_kinds import PLANS
-from ecrl_cli.config.fault_spec import FAILURES
 from ecrl_cli.config.launchers import LAUNCHERS
 from ecrl_cli.config.omegaconf_bridge import plain
+from ecrl_cli.config.plan_kinds import plan_kind
 from ecrl_cli.config.scale import apply_scale
 from ecrl_cli.config.schema import FailureConfig, RunConfig, ScheduleConfig
 from ecrl_cli.errors import ConfigError, shown
@@ -47,8 +46,8 @@ def build(composed: Mapping[str, Any], typed: frozenset[str] = frozenset(), say:
 
 def _apply_variant(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     """Drops the failure plan for a variant without failures, or where `failure=none` was typed; drops the schedule for one without resizes."""
-    no_failures = config.failure.kind == "none" and typed & {"failure", "failure.kind"} and not typed & {"failure.steps", "failure.mtbf_steps"}
-    if no_failures or not config.variant.failures:
+    nothing = plan_kind(config.failure.kind).plans_none
+    if (nothing and typed & {"failure", "failure.kind"} and not typed & {"failure.steps", "failure.mtbf_steps"}) or not config.variant.failures:
         config = replace(config, failure=FailureConfig())
     return config if config.variant.resizes else replace(config, elastic=replace(config.elastic, schedule={}))
 
@@ -81,18 +80,17 @@ def apply_schedule(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     if not schedule.at:
         none = chosen and schedule.name == "none" and not typed & {"failure", "failure.kind", "failure.steps"}
         return replace(config, failure=FailureConfig()) if none else config
-    if "failure.steps" in typed or _sets_times(failure):
+    if "failure.steps" in typed or plan_kind(failure.kind).sets_times:
         if chosen:
             what = "failure.steps is given" if "failure.steps" in typed else f"failure={failure.kind} sets its own steps"
             raise ConfigError("schedule", f"{schedule.name} says when failures are injected, and {what}", "leave one of them out")
         return replace(config, schedule=ScheduleConfig())
-    kind = failure.kind
-    if kind == "none" and not typed & {"failure", "failure.kind"}:
-        kind = DEFAULT_KIND
-    if kind == "none":
-        return replace(config, schedule=ScheduleConfig())
+    if plan_kind(failure.kind).plans_none:
+        if typed & {"failure", "failure.kind"}:
+            return replace(config, schedule=ScheduleConfig())
+        failure = replace(failure, kind=DEFAULT_KIND)
     steps = steps_at(schedule, config.target_steps, config.checkpoint.every)
-    return replace(config, failure=replace(failure, kind=kind, steps=steps))
+    return replace(config, failure=replace(failure, steps=steps))
 
 
 def reapply_schedule(config: RunConfig, typed: frozenset[str]) -> RunConfig:
@@ -111,19 +109,11 @@ def name_the_suite(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     return replace(config, suite_name=f"{config.dataset.name}-{model}-{config.schedule.name}")
 
 
-def _sets_times(failure: FailureConfig) -> bool:
-    """Whether its plan has no use for failure.steps."""
-    return failure.kind in PLANS and PLANS[failure.kind].sets_times
-
-
 def prune_unused_keys(failure: FailureConfig, typed: frozenset[str]) -> FailureConfig:
     """`failure` without the keys that a typed kind does not use: those belong to the plan of the suite or matrix that it replaces."""
-    if failure.kind == "none" or not typed & {"failure", "failure.kind"}:
+    kind = plan_kind(failure.kind)
+    if kind.plans_none or not typed & {"failure", "failure.kind"}:
         return failure
     default, given = FailureConfig(), {key.removeprefix("failure.") for key in typed}
-    takes_rank = failure.kind not in PLANS and FAILURES.load(failure.kind)().takes_rank
-    dropped = set() if takes_rank else {"rank"}
-    dropped |= {"steps"} if _sets_times(failure) else set()
-    dropped |= {key for name, plan in PLANS.items() if name != failure.kind for key in plan.keys}
-    changes: dict[str, Any] = {name: getattr(default, name) for name in dropped - given}
+    changes: dict[str, Any] = {name: getattr(default, name) for name in kind.unused_keys(failure) - given}
     return replace(failure, **changes)

@@ -1,4 +1,5 @@
-"""Rules between keys: one function per rule, each with its own error message. Rules of one failure kind are in its class."""
+"""Rules between keys: one function per rule, each with its own error message. Rules of one failure kind are in its class,
+those of the `failure` group in plan_kinds.py."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ import itertools
 import re
 from pathlib import Path
 
-from ecrl_cli.config.elastic import fits, misfit, next_fitting, ranks_at, sizes
-from ecrl_cli.config.fault_spec import KEY, STARTING, Entry, refused, typed_entries
+from ecrl_cli.config.elastic import fits, misfit, next_fitting
 from ecrl_cli.config.launchers import launcher_of
+from ecrl_cli.config.plan_kinds import plan_kind
 from ecrl_cli.config.recoveries import recovery_of
-from ecrl_cli.config.schema import FailureConfig, RunConfig
+from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import ConfigError, plural, shown
 
@@ -124,87 +125,7 @@ def _variants(config: RunConfig) -> None:
 
 def check_failures(config: RunConfig) -> None:
     """ConfigError for the first rule that the planned failures break."""
-    failure = config.failure
-    if failure.kind == "mtbf":
-        _check_drawn(failure)
-        return
-    _check_no_mean(failure)
-    if failure.kind == "none":
-        if failure.steps:
-            raise ConfigError("failure.steps", f"{list(failure.steps)} planned, but failure.kind is none", "add failure=kill or failure=exit")
-    elif failure.kind == "listed":
-        _check_listed(config)
-    else:
-        _check_steps(config)
-        _check_rank(config)
-    if failure.entries and failure.kind != "listed":
-        raise ConfigError(KEY, f"failures are listed, but failure.kind is {failure.kind}", "add failure=listed or leave them out")
-
-
-def _check_drawn(failure: FailureConfig) -> None:
-    """ConfigError for other keys of the group with mtbf, which draws steps and ranks: they would be silently ignored."""
-    if failure.steps:
-        raise ConfigError("failure.steps", f"{list(failure.steps)} planned, but failure.kind is mtbf, which draws its steps", "leave them out")
-    if failure.rank:
-        raise ConfigError("failure.rank", f"rank {failure.rank} named, but failure.kind is mtbf, which draws its ranks", "leave it out")
-    if failure.mtbf_s and failure.mtbf_steps:
-        raise ConfigError("failure.mtbf_s", "a mean in seconds and one in steps are given", "leave failure.mtbf_s or failure.mtbf_steps out")
-    if failure.mtbf_steps < 1 and not failure.mtbf_s:
-        raise ConfigError("failure.mtbf_steps", f"must be >= 1 for failure=mtbf, got {failure.mtbf_steps:g}", "give a mean: failure.mtbf_steps=200")
-
-
-def _check_no_mean(failure: FailureConfig) -> None:
-    for key, mean in (("failure.mtbf_steps", failure.mtbf_steps), ("failure.mtbf_s", failure.mtbf_s)):
-        if mean:
-            remedy = "add failure=mtbf" if failure.kind == "none" else "use failure=mtbf or leave it out"
-            raise ConfigError(key, f"a mean is given, but failure.kind is {failure.kind}", remedy)
-
-
-def _check_steps(config: RunConfig) -> None:
-    failure, target = config.failure, config.target_steps
-    steps, least = failure.steps, 0 if failure.moment in STARTING else 1
-    if not steps:
-        raise ConfigError("failure.steps", f"failure.kind is {failure.kind} and no step is planned", "give steps: failure.steps=[40,70]")
-    if steps[0] < least:
-        raise ConfigError("failure.steps", f"must be >= {least}, got {steps[0]}")
-    if any(after <= before for before, after in itertools.pairwise(steps)):
-        raise ConfigError("failure.steps", f"must be strictly increasing, got {list(steps)}", f"use {sorted(set(steps))}")
-    if steps[-1] > target:
-        raise ConfigError("failure.steps", f"step {steps[-1]} is beyond target_steps {target}", "lower it or raise target_steps")
-    if steps[-1] == target:
-        raise ConfigError("failure.steps", f"step {target} is the target: nothing would be left to recover", "lower it or raise target_steps")
-
-
-def _check_rank(config: RunConfig) -> None:
-    """ConfigError unless the rank exists at each planned step: before and after it where the size changes there."""
-    step = min(config.failure.steps, key=lambda planned: ranks_at(config, planned))
-    rank, ranks = config.failure.rank, ranks_at(config, step)
-    if rank >= ranks:
-        where = f" at step {step}" if len(sizes(config)) > 1 else ""
-        raise ConfigError("failure.rank", f"rank {rank} does not exist with {plural(ranks, 'rank')}{where}", f"use 0 to {ranks - 1}")
-
-
-def _check_listed(config: RunConfig) -> None:
-    failure = config.failure
-    if failure.steps:
-        raise ConfigError("failure.steps", f"{list(failure.steps)} planned, but failure.kind is listed", f"write them into {KEY}")
-    if not failure.entries:
-        raise ConfigError(KEY, "failure.kind is listed and nothing is listed", f"give entries: {KEY}=[kill@40:1]")
-    for entry in typed_entries(failure):
-        _check_entry(entry, config)
-
-
-def _check_entry(entry: Entry, config: RunConfig) -> None:
-    text, target = str(entry), config.target_steps
-    if entry.moment != "wall":
-        if entry.step < 1 and entry.moment not in STARTING:
-            raise refused(text, f"a step must be >= 1, got {entry.step}", "step 0 is for failures of the first start: .start, .rendezvous, .load")
-        if entry.step >= target:
-            fact = f"step {entry.step} is " + ("beyond target_steps" if entry.step > target else "the target: nothing would be left to recover")
-            raise refused(text, f"{fact}, got {target}" if entry.step > target else fact, "lower it or raise target_steps")
-    ranks = ranks_at(config, entry.step) if entry.moment != "wall" else min(sizes(config))
-    if not isinstance(entry.who, str) and (missing := [rank for rank in entry.who if rank >= ranks]):
-        raise refused(text, f"rank {missing[0]} does not exist with {plural(ranks, 'rank')}", f"use 0 to {ranks - 1}")
+    plan_kind(config.failure.kind).check(config)
 
 
 _RULES = (_names, _legs, _geometry, _variants, _nodes, _schedule, _learning_rate, _checkpoints, _write_mode, _storage, check_failures, _supervision)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 # One class of failures/fault_kind.py each. An installed package adds its own by an entry point in the group `ecrl.failures` (fault_spec.FAILURES).
 BUILTIN = {
     "exit": "ecrl_cli.failures.rank_faults:Exit",
@@ -25,21 +23,5 @@ BUILTIN = {
     "supervisor": "ecrl_cli.failures.supervisor_and_network_faults:KilledSupervisor",
 }
 
-
-@dataclass(frozen=True)
-class PlanKind:
-    """A value of failure.kind that says how failures are planned, not which. `keys`: the keys of the group that it alone reads. `sets_times`: it
-    has no use for failure.steps.
-    """
-
-    keys: frozenset[str] = frozenset()
-    sets_times: bool = False
-
-
-# Not kinds themselves: no failures; kills drawn at random (failures/plan.py); a list of failures (failure.entries).
-PLANS = {
-    "none": PlanKind(),
-    "mtbf": PlanKind(frozenset({"mtbf_steps", "mtbf_s"}), sets_times=True),
-    "listed": PlanKind(frozenset({"entries"}), sets_times=True),
-}
+# The others say how failures are planned, not which: config/plan_kinds.py.
 FAILURE_KINDS = ("none", *BUILTIN, "mtbf", "listed")

@@ -11,9 +11,8 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ecrl_cli.config.failure_kinds import BUILTIN, PLANS
+from ecrl_cli.config.failure_kinds import BUILTIN
 from ecrl_cli.config.registry import Registry, did_you_mean
-from ecrl_cli.config.schema import FailureConfig
 from ecrl_cli.errors import ConfigError, shown
 
 KEY = "failure.entries"
@@ -87,17 +86,6 @@ def parse(text: str) -> Entry:
         point=found["point"] or "",
         after_s=None if after is None else float(after),
     )
-
-
-def typed_entries(failure: FailureConfig) -> tuple[Entry, ...]:
-    """The entries that `failure` names; none if they are drawn (mtbf)."""
-    if failure.kind == "listed":
-        return tuple(parse(text) for text in failure.entries)
-    if failure.kind in PLANS:
-        return ()
-    share = None if failure.share == FailureConfig().share else failure.share
-    who: tuple[int, ...] | str = (failure.rank,) if failure.who == "rank" else failure.who
-    return tuple(Entry(failure.kind, step, failure.moment, share, who, failure.seconds or None, failure.point) for step in failure.steps)
 
 
 def refused(text: str, fact: str, remedy: str = "") -> ConfigError:

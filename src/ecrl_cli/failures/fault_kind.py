@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ecrl_cli.config.fault_spec import FAILURES, Entry, typed_entries
+from ecrl_cli.config.fault_spec import FAILURES, Entry
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure
@@ -197,10 +197,6 @@ class FaultKind:
         return self.ends is not Ends.NOTHING and entry.moment != "rest"
 
     # Planning.
-
-    def entries(self, config: RunConfig) -> tuple[Entry, ...]:
-        """The entries planned by failure=NAME with the other keys of the group."""
-        return typed_entries(config.failure)
 
     def refuses(self, config: RunConfig) -> str | None:
         """Why it cannot happen in any run of this configuration, or None."""

@@ -15,10 +15,10 @@ import numpy as np
 
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.elastic import fits, ranks_at, sizes
-from ecrl_cli.config.failure_kinds import PLANS
-from ecrl_cli.config.fault_spec import KEY, STARTING, Entry, typed_entries
+from ecrl_cli.config.fault_spec import STARTING, Entry
 from ecrl_cli.config.launchers import launcher_of
 from ecrl_cli.config.limits import MOST_FAILURES
+from ecrl_cli.config.plan_kinds import plan_kind
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
@@ -55,12 +55,12 @@ class _Plan:
 
 def plan(config: RunConfig) -> tuple[PlannedFailure, ...]:
     """The planned failures, in order; none for a variant without failures. ConfigError if a kind cannot happen in this run."""
-    name = config.failure.kind
-    if name == "none" or not config.variant.failures:
+    if not config.variant.failures or (kind := plan_kind(config.failure.kind)).plans_none:
         return ()
     if max(len(config.failure.steps), len(config.failure.entries)) > MOST_FAILURES:
         raise too_many()
-    entries = (each for entry in _typed_or_drawn(config) for each in planned(entry, config))
+    wanted = _drawn_entries(config) if kind.draws else kind.entries(config.failure)
+    entries = (each for entry in wanted for each in planned(entry, config))
     found = tuple(replace(entry, index=index) for index, entry in enumerate(islice(entries, MOST_FAILURES + 1)))
     if len(found) > MOST_FAILURES:
         raise too_many()
@@ -68,14 +68,6 @@ def plan(config: RunConfig) -> tuple[PlannedFailure, ...]:
         _check_occasion(entry, found, config)
     check_sizes(found, config)
     return found
-
-
-def _typed_or_drawn(config: RunConfig) -> tuple[Entry, ...]:
-    """The entries of the configuration. ConfigError if `failure.kind` is unknown."""
-    name = config.failure.kind
-    if name in PLANS:
-        return _drawn_entries(config) if name == "mtbf" else typed_entries(config.failure)
-    return fault_kind(name).entries(config)
 
 
 def too_many() -> ConfigError:
@@ -137,9 +129,7 @@ def planned(entry: Entry, config: RunConfig) -> tuple[PlannedFailure, ...]:
     try:
         return tuple(_planned(part, config) for part in fault_kind(entry.what).expand(entry, config))
     except RefusedFault as refused:
-        if config.failure.kind == "listed":
-            raise ConfigError(KEY, f"'{entry}': {refused.reason}", refused.remedy) from refused
-        raise ConfigError(f"failure.{refused.key}", refused.reason, refused.remedy) from refused
+        raise plan_kind(config.failure.kind).refusal(entry, refused.key, refused.reason, refused.remedy) from refused
 
 
 def _planned(entry: Entry, config: RunConfig) -> PlannedFailure:
@@ -302,7 +292,7 @@ class _Left:
     """Follows the number of ranks through a plan. `sizes`: by size reached, how many ranks died and the failure that caused it."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._all, self._spares, self._drawn = config.world_size, config.supervision.spares, config.failure.kind == "mtbf"
+        self._all, self._spares, self._drawn = config.world_size, config.supervision.spares, plan_kind(config.failure.kind).draws
         self._size = config.world_size
         self.sizes: dict[int, tuple[int, PlannedFailure]] = {}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ecrl_cli.config.build import build
-from ecrl_cli.config.fault_spec import typed_entries
+from ecrl_cli.config.plan_kinds import plan_kind
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EcrlError, RunHeld, plural
 from ecrl_cli.failures.fault_log import fired_indices
@@ -249,7 +249,7 @@ def _outcome(found: Run, verdict: Verdict, due: str, typed: int) -> tuple[str, s
 def injected_entries(config: RunConfig, fired: Collection[int]) -> list[tuple[list[str], bool]]:
     """[kind, moment] of each typed entry, and whether everything it stands for happened: one entry may be several of the plan."""
     found, first = [], 0
-    for entry in typed_entries(config.failure):
+    for entry in plan_kind(config.failure.kind).entries(config.failure):
         meant = parts(entry, config)
         found.append(([entry.what, meant[0].moment], set(range(first, first + len(meant))) <= set(fired)))
         first += len(meant)
