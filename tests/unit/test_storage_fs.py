@@ -14,7 +14,7 @@ from ecrl_cli.errors import StorageError
 from ecrl_cli.storage import writing
 from ecrl_cli.storage.fs import CREATE, FOLDER, READ, Buffer, PosixFs
 from ecrl_cli.storage.safe_read import RefusedFile, open_regular, pieces, read_small
-from ecrl_cli.storage.writing import BLOCK, DIRECT_FROM, WriteMode, replace_link, replace_small, write_new
+from ecrl_cli.storage.writing import BLOCK, DIRECT_FROM, WriteMode, half_written, ready_to_link, replace_small, write_new
 from tests.recording_fs import RecordingFs
 
 WRITTEN = writing.CHUNK
@@ -39,7 +39,8 @@ def aligned() -> Iterator[memoryview]:
 def test_a_file_holds_what_was_written_whatever_its_size(tmp_path: Path, aligned: memoryview, size: int, synced: bool) -> None:
     halves: list[int] = []
     path = tmp_path / "file"
-    write_new(PosixFs(), path, aligned[:size], WriteMode(sync_files=synced), lambda: halves.append(path.stat().st_size))
+    with half_written(PosixFs(), path, aligned[:size], WriteMode(sync_files=synced)):
+        halves.append(path.stat().st_size)
     assert path.read_bytes() == aligned[:size]
     assert len(halves) == 1 and (size < 2 or 0 < halves[0] < size)
 
@@ -152,7 +153,8 @@ def test_small_files_and_links_are_replaced_whole(tmp_path: Path) -> None:
     fs = RecordingFs()
     for text in (b"one", b"two"):
         replace_small(fs, tmp_path / "file", text, WriteMode())
-        replace_link(fs, tmp_path / "link", text.decode())
+        with ready_to_link(fs, tmp_path / "link", text.decode()):
+            pass
     assert (tmp_path / "file").read_bytes() == b"two" and str((tmp_path / "link").readlink()) == "two"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
     assert [call.name for call in fs.calls[:5]] == ["create", "write", "write", "fsync", "rename"]

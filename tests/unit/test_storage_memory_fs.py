@@ -18,7 +18,7 @@ from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import CREATE, FOLDER, READ, Fs, PosixFs
 from ecrl_cli.storage.memory_fs import Link, ModelFs
 from ecrl_cli.storage.safe_read import open_regular, read_small
-from ecrl_cli.storage.writing import WriteMode, replace_link, replace_small, write_new
+from ecrl_cli.storage.writing import WriteMode, ready_to_link, replace_small, write_new
 
 MOUNT = Path("/run")
 
@@ -154,7 +154,8 @@ def test_it_carries_all_that_the_store_asks_of_a_file_system(mode: WriteMode) ->
     fs = ModelFs(MOUNT)
     write_new(fs, MOUNT / "part", b"x" * 9000, mode)
     replace_small(fs, MOUNT / "latest.json", b"{}", mode)
-    replace_link(fs, MOUNT / "latest_ok", "part")
+    with ready_to_link(fs, MOUNT / "latest_ok", "part"):
+        pass
     folder = fs.open(MOUNT, FOLDER)
     fd, size = open_regular(fs, folder, "part", trust_owner=False)
     assert read_small(fs, fd, size, 9000) == b"x" * 9000

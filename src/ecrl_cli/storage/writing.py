@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +27,15 @@ class WriteMode:
     sync_directories: bool = True
 
 
-def write_new(fs: Fs, path: Path, data: Buffer, mode: WriteMode, half: Callable[[], None] | None = None) -> None:
-    """Creates `path` with `data`. `half` is called when half of it is written.
+def write_new(fs: Fs, path: Path, data: Buffer, mode: WriteMode) -> None:
+    """Creates `path` with `data`."""
+    with half_written(fs, path, data, mode):
+        pass
+
+
+@contextmanager
+def half_written(fs: Fs, path: Path, data: Buffer, mode: WriteMode) -> Iterator[None]:
+    """Creates `path` with the first half of `data`; the rest is written on leaving the context.
 
     Direct I/O is used for synced files of DIRECT_FROM bytes or more; where the file system refuses it (EINVAL), the write is buffered.
     The last partial block always is: it ends the file without padding.
@@ -39,8 +46,7 @@ def write_new(fs: Fs, path: Path, data: Buffer, mode: WriteMode, half: Callable[
         middle = len(view) // 2 // BLOCK * BLOCK or len(view) // 2
         direct = mode.sync_files and len(view) >= DIRECT_FROM and fs.set_direct(fd, True)
         direct = _write_body(fs, fd, view[:middle], direct)
-        if half is not None:
-            half()
+        yield
         _write_body(fs, fd, view[middle:], direct)
         if mode.sync_files:
             fs.fsync(fd)
@@ -73,24 +79,32 @@ def _write_body(fs: Fs, fd: int, view: memoryview, direct: bool) -> bool:
     return direct
 
 
-def replace_small(fs: Fs, path: Path, data: bytes, mode: WriteMode, ready: Callable[[], None] = lambda: None) -> None:
+def replace_small(fs: Fs, path: Path, data: bytes, mode: WriteMode) -> None:
     """Replaces `path` by `data` with a rename, whatever the mode: a reader sees the old bytes or the new.
 
-    The name is durable only after the caller has synced the directory. `ready` is called before the rename.
+    The name is durable only after the caller has synced the directory.
     """
+    with ready_to_replace(fs, path, data, mode):
+        pass
+
+
+@contextmanager
+def ready_to_replace(fs: Fs, path: Path, data: bytes, mode: WriteMode) -> Iterator[None]:
+    """As `replace_small`: the new bytes are written under another name, and renamed on leaving the context."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}.{secrets.token_hex(4)}")
     with _removed_on_failure(fs, temporary):
         write_new(fs, temporary, data, mode)
-        ready()
+        yield
         fs.rename(temporary, path, replace=True)
 
 
-def replace_link(fs: Fs, path: Path, target: str, ready: Callable[[], None] = lambda: None) -> None:
-    """Points the symbolic link `path` to `target` with a rename; `ready` is called before it."""
+@contextmanager
+def ready_to_link(fs: Fs, path: Path, target: str) -> Iterator[None]:
+    """Points the symbolic link `path` to `target` with a rename, on leaving the context."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}.{secrets.token_hex(4)}")
     with _removed_on_failure(fs, temporary):
         fs.symlink(target, temporary)
-        ready()
+        yield
         fs.rename(temporary, path, replace=True)
 
 

@@ -25,7 +25,7 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import StorageError
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.storage.fs import Buffer, Fs
-from ecrl_cli.storage.writing import WriteMode, write_new
+from ecrl_cli.storage.writing import WriteMode, half_written
 
 CrashHook = Callable[[str], None]
 
@@ -58,8 +58,9 @@ class CommitJob:
         """Starts hashing the image."""
         return ImageHasher(self.image, self.pool, self.digest)
 
-    def write(self, path: Path, data: Buffer, half: str = "") -> None:
-        write_new(self.fs, path, data, self.mode, (lambda: self.crash_point(half)) if half else None)
+    def write(self, path: Path, data: Buffer, half: str) -> None:
+        with half_written(self.fs, path, data, self.mode):
+            self.crash_point(half)
 
     def write_part(self, path: Path, name: str, data: Buffer) -> None:
         self.write(path, data, f"half_part:{name}")

@@ -29,7 +29,7 @@ from ecrl_cli.errors import CheckpointConflict, Fenced, StorageError
 from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.fs_wrapper import ThrottledFs
-from ecrl_cli.storage.writing import WriteMode, replace_link, replace_small
+from ecrl_cli.storage.writing import WriteMode, ready_to_link, ready_to_replace
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # errors that a damaged checkpoint itself may cause
 
@@ -163,9 +163,11 @@ class CheckpointStore:
         """Point latest.json and latest_ok to `path`. They are hints: recovery lists the folder."""
         document = {"path": path.name, **facts, "timestamp": wall()}
         text = (json.dumps(document, sort_keys=True) + "\n").encode()
-        replace_small(self.fs, self.root / LATEST, text, self.config.mode, lambda: self.crash_point("before_pointer_rename"))
+        with ready_to_replace(self.fs, self.root / LATEST, text, self.config.mode):
+            self.crash_point("before_pointer_rename")
         self.crash_point("between_pointers")
-        replace_link(self.fs, self.root / LATEST_OK, path.name, lambda: self.crash_point("before_link_rename"))
+        with ready_to_link(self.fs, self.root / LATEST_OK, path.name):
+            self.crash_point("before_link_rename")
         self.crash_point("before_pointer_sync")
         self._sync(self.root)
 
