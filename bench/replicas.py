@@ -29,8 +29,8 @@ from ecrl_cli.config.schema import ModelConfig, OptimizerConfig
 from ecrl_cli.data.loading import Batch
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.models import build as build_model
+from ecrl_cli.models.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.control_client import HeartbeatWriter
-from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.replicas import ReplicaAllreduce, ReplicaGradient, ReplicaTrainStep, alone
 from ecrl_cli.training.train_step import DataParallelTrainStep, TrainStep, WarmUp, wrap
 

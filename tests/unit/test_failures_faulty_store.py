@@ -14,6 +14,7 @@ import torch
 
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig, WriteMode
 from ecrl_cli.checkpoint.strategies.strategy import Strategy, StrategyInputs, make_strategy
+from ecrl_cli.config.identity import run_id
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig, WriteModeConfig
 from ecrl_cli.errors import StorageError
 from ecrl_cli.failures.fault_log import fired_indices, read_fired
@@ -35,10 +36,7 @@ def entry(kind: str, step: int = 2, point: str = "half_part", index: int = 0, se
 def strategy(run: Run, root: Path, *planned: PlannedFailure) -> Strategy:
     layout = RunLayout(root)
     clock = SpanClock(Journal(layout.attempt(0).spans(0)), 0, monotonic(), "compute")
-
-    def store(folder: Path, settings: StoreConfig) -> CheckpointStore:
-        return store_for(folder, settings, layout, planned)
-
+    store = store_for(layout.checkpoints, StoreConfig.of(config(), run_id(config())), layout, planned)
     made = make_strategy(StrategyInputs(config(), run.train_state, layout, 0, clock, store))
     made.prepare()
     return made

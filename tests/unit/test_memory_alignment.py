@@ -30,7 +30,7 @@ from ecrl_cli.data.loading import Batch, BatchLoader
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.data.sample_set import ArraySet, DatasetInfo
 from ecrl_cli.models import build
-from ecrl_cli.training.optimization import build_optimizer, build_scheduler
+from ecrl_cli.models.optimization import build_optimizer, build_scheduler
 from tests.unit.test_training_replicas import learner_of
 
 ALIGNMENT = 64  # of every tensor that torch allocates on a CPU

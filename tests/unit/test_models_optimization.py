@@ -12,7 +12,7 @@ from torch import nn
 
 from ecrl_cli.config.schema import OPTIMIZERS, PRECISIONS, ModelConfig, OptimizerConfig
 from ecrl_cli.models import build
-from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
+from ecrl_cli.models.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 
 CPU = torch.device("cpu")
 STEPS = 8

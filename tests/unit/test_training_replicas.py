@@ -21,9 +21,9 @@ from ecrl_cli.checkpoint.capture.rng import seed_replica
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import OptimizerConfig
 from ecrl_cli.data.loading import Batch
+from ecrl_cli.models.optimization import autocast, build_scaler, build_scheduler
 from ecrl_cli.training import replicas
 from ecrl_cli.training.control_client import HeartbeatWriter
-from ecrl_cli.training.optimization import autocast, build_scaler, build_scheduler
 from ecrl_cli.training.replicas import ReplicaAllreduce, ReplicaGradient, ReplicaTrainStep, TreeReduce, alone
 
 V, MICRO = 4, 3

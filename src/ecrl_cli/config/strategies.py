@@ -53,6 +53,11 @@ class StrategyKind:
         return self.background and self.checkpointer is None
 
     @property
+    def writes_in_rank(self) -> bool:
+        """Whether rank 0's process writes, in a step or beside it."""
+        return self.saves and not self.needs_writer
+
+    @property
     def writes_in_step(self) -> bool:
         """Whether rank 0's training thread writes: a stall then consists of write, hash, commit and settle, never backpressure or enqueue."""
         return self.saves and not self.background

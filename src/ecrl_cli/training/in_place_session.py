@@ -27,6 +27,7 @@ from ecrl_cli.data.sample_set import SampleSet
 from ecrl_cli.errors import ConfigError, EcrlError
 from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.models import build as build_model
+from ecrl_cli.models.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.records.events import DatasetRecord
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import AttemptLayout
@@ -36,7 +37,6 @@ from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup, Peers
 from ecrl_cli.recovery.group_rendezvous import HeartbeatMembership
 from ecrl_cli.storage.files import write_whole
 from ecrl_cli.training.control_client import HeartbeatWriter
-from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.rendezvous import TcpStoreAddress
 from ecrl_cli.training.session import Session, make_deterministic
 from ecrl_cli.training.train_loop import TrainLoop

@@ -18,8 +18,8 @@ from ecrl_cli.data.loading import BatchLoader, describe
 from ecrl_cli.data.sample_set import SampleSet
 from ecrl_cli.errors import ConfigError, DatasetError, EcrlError, first_line, shown
 from ecrl_cli.models import build as build_model
+from ecrl_cli.models.optimization import autocast
 from ecrl_cli.records.events import DatasetRecord
-from ecrl_cli.training.optimization import autocast
 
 SAMPLES = 2
 

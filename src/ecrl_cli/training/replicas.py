@@ -29,9 +29,9 @@ from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.tasks import TASKS
 from ecrl_cli.data.loading import Batch
+from ecrl_cli.models.optimization import autocast, begin_update, build_scaler, build_scheduler
 from ecrl_cli.training.control_client import HeartbeatWriter
 from ecrl_cli.training.losses import classification
-from ecrl_cli.training.optimization import autocast, begin_update, build_scaler, build_scheduler
 from ecrl_cli.training.train_step import Loss, StepResult
 
 T = TypeVar("T")

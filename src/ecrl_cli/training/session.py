@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -16,7 +15,9 @@ from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.strategies.strategy import Strategy, StrategyInputs, make_strategy
 from ecrl_cli.config.codec import decode, encode
+from ecrl_cli.config.identity import run_id
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.config.tasks import TASKS
 from ecrl_cli.data.datasets import build_dataset, held_out_of
 from ecrl_cli.data.loading import BatchLoader, describe
@@ -27,6 +28,7 @@ from ecrl_cli.failures.faulty_store import store_for
 from ecrl_cli.failures.injector import Injector
 from ecrl_cli.linux.clock import monotonic, wall
 from ecrl_cli.models import build as build_model
+from ecrl_cli.models.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.records.events import DatasetRecord, FinalState
 from ecrl_cli.records.journal import Journal, read_json
 from ecrl_cli.records.layout import RunLayout
@@ -37,7 +39,6 @@ from ecrl_cli.storage.files import write_json
 from ecrl_cli.storage.fs_wrapper import HeartbeatFs
 from ecrl_cli.training.control_client import Control, HeartbeatWriter
 from ecrl_cli.training.evaluation import Evaluator
-from ecrl_cli.training.optimization import autocast, build_optimizer, build_scaler, build_scheduler
 from ecrl_cli.training.rendezvous import Rendezvous
 from ecrl_cli.training.replicas import ReplicaTrainStep
 from ecrl_cli.training.restoring import record_restored, restore
@@ -174,12 +175,13 @@ class Session:
 
     def strategy(self, train_state: TrainState) -> Strategy:
         told = (self.heartbeat.again, lambda text: self.control.notice(self.rank, text))
-        given = (self.config, train_state, self.layout, self.order.attempt, self.clock, self.store_under, self.control.snapshots)
+        own = self.store() if strategy_of(self.config).writes_in_rank else None
+        given = (self.config, train_state, self.layout, self.order.attempt, self.clock, own, self.control.snapshots)
         return make_strategy(StrategyInputs(*given, *told))
 
-    def store_under(self, root: Path, config: StoreConfig) -> CheckpointStore:
+    def store(self) -> CheckpointStore:
         """The store that this rank writes through; each file-system call writes a heartbeat."""
-        store = store_for(root, config, self.layout, self.order.pending)
+        store = store_for(self.layout.checkpoints, StoreConfig.of(self.config, run_id(self.config)), self.layout, self.order.pending)
         store.fs = HeartbeatFs(store.fs, self.heartbeat.again)
         return store
 

@@ -23,11 +23,11 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.tasks import TASKS
 from ecrl_cli.data.loading import Batch
 from ecrl_cli.errors import ConfigError, plural
+from ecrl_cli.models.optimization import autocast, begin_update
 from ecrl_cli.records.events import DatasetRecord
 from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup, PeersLost, group_of_one
 from ecrl_cli.training.control_client import HeartbeatWriter
 from ecrl_cli.training.losses import classification
-from ecrl_cli.training.optimization import autocast, begin_update
 
 _SAMPLES = 2  # the batch size does not change the order in which gradients arrive; BatchNorm needs two
 _NAMED = 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
@@ -32,9 +31,6 @@ def _nothing() -> None:
 
 def _to_stderr(text: str) -> None:
     sys.stderr.write(f"{text}\n")
-
-
-MakeStore = Callable[[Path, StoreConfig], CheckpointStore]
 
 
 class Strategy(Protocol):
@@ -67,16 +63,16 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True)
 class StrategyInputs:
-    """Inputs of a strategy for one rank in one attempt. `make_store`: makes the store that the rank itself writes to. `snapshots`: the supervisor's
-    memory files, if the strategy keeps snapshots. `beat`: says that the rank is alive while it waits for the writer. `tell`: prints one line for the
-    user."""
+    """Inputs of a strategy for one rank in one attempt. `own_store`: the store that the rank itself writes to; None: a plain one. `snapshots`: the
+    supervisor's memory files, if the strategy keeps snapshots. `beat`: says that the rank is alive while it waits for the writer. `tell`: prints one
+    line for the user."""
 
     config: RunConfig
     train_state: TrainState
     layout: RunLayout
     attempt: int
     clock: SpanClock
-    make_store: MakeStore = CheckpointStore
+    own_store: CheckpointStore | None = None
     snapshots: SnapshotPair | None = None
     beat: Callable[[], None] = _nothing
     tell: Callable[[str], None] = _to_stderr
@@ -92,7 +88,7 @@ class StrategyInputs:
 
     def store(self) -> CheckpointStore:
         """The run's store, for a strategy that writes in the rank itself."""
-        return self.make_store(self.layout.checkpoints, StoreConfig.of(self.config, run_id(self.config)))
+        return self.own_store or CheckpointStore(self.layout.checkpoints, StoreConfig.of(self.config, run_id(self.config)))
 
 
 def suffix_of(checkpoint: CheckpointConfig) -> str:

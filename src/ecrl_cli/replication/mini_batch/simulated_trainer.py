@@ -23,9 +23,9 @@ from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.errors import EvidenceMissing
 from ecrl_cli.linux.clock import monotonic, processor
 from ecrl_cli.models import build
+from ecrl_cli.models.optimization import build_optimizer
 from ecrl_cli.replication.mini_batch.samples import Samples
 from ecrl_cli.replication.mini_batch.sizes import Size
-from ecrl_cli.training.optimization import build_optimizer
 
 
 @dataclass(frozen=True)

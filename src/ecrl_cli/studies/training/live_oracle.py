@@ -19,9 +19,9 @@ from ecrl_cli.data.datasets import build_dataset
 from ecrl_cli.data.loading import BatchLoader, describe
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.models import build as build_model
+from ecrl_cli.models.optimization import build_optimizer, build_scheduler
 from ecrl_cli.records.survivor_records import SURVIVORS
 from ecrl_cli.studies.training.live_invariants import AttemptHistory, RunHistory, contributors
-from ecrl_cli.training.optimization import build_optimizer, build_scheduler
 from ecrl_cli.training.session import make_deterministic
 
 Tensors = dict[str, torch.Tensor]
