@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from ecrl_cli.checkpoint.format.names import MODEL
+from ecrl_cli.checkpoint.store import examination as module
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
+from ecrl_cli.checkpoint.store.examination import CheckpointPrevalidator
 from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoint
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, synthetic_image, synthetic_plan
@@ -23,9 +25,8 @@ from ecrl_cli.records.events import FOUND, GONE, Attempt, CheckpointLine, Reject
 from ecrl_cli.records.journal import Journal, read_journal, read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import AttemptSpec
-from ecrl_cli.supervision import resume as module
 from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement
-from ecrl_cli.supervision.resume import CheckpointPrevalidator, choose, order
+from ecrl_cli.supervision.resume import choose, order
 from tests.unit.checkpoint_support import CountingFs, commit, flip, store_at
 
 TEN, TWENTY = Attempt(0, 2, last_step=20), Rejected("checkpoints/step_00000020", "file", GONE)

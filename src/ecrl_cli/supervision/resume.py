@@ -4,23 +4,20 @@ checkpoints.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from ecrl_cli.checkpoint.capture.shared_memory import InvalidSnapshot, Snapshot, SnapshotContent, SnapshotPair
 from ecrl_cli.checkpoint.format.canonical_json import parse
 from ecrl_cli.checkpoint.format.names import DIGEST, step_name
 from ecrl_cli.checkpoint.format.train_document import saved_state, tensor_digests
-from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, ResumeChoice, newest_valid
-from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoint
+from ecrl_cli.checkpoint.store.catalog import ResumeChoice, newest_valid
+from ecrl_cli.checkpoint.store.examination import CheckpointPrevalidator, Examination
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.elastic import next_change, world_size_after
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import NoValidCheckpoint, StorageError
-from ecrl_cli.records.events import GONE, LOADER, Attempt, CheckpointLine, RankLine, Rejected, ResumedFrom, SkippedSnapshot
+from ecrl_cli.errors import NoValidCheckpoint
+from ecrl_cli.records.events import GONE, Attempt, RankLine, Rejected, ResumedFrom, SkippedSnapshot
 from ecrl_cli.records.journal import read_journal, read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import AttemptSpec
@@ -29,8 +26,6 @@ from ecrl_cli.records.survivor_records import SNAPSHOT
 from ecrl_cli.supervision.attempts.checkpoint_reconciliation import acknowledge, still_kept
 from ecrl_cli.supervision.in_place.regroup_plan import RegroupPlan, begin, write_order
 from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement
-
-Identity = tuple[tuple[str, int, int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -71,14 +66,8 @@ def choose(
     ours = {step_name(step) for step, line in kept.items() if line.attempt in mine}
 
     unloadable = _unloadable(layout) if store.config.integrity.checkpointer else {}
-
-    def verify(path: Path) -> IntegrityReport:
-        if path.stem not in ours:
-            return _loadable(_recognized(store.verify(path), kept), unloadable)
-        begun = ahead.take(path) if ahead else None
-        return _loadable(_recognized(begun or store.examine_once(path), kept), unloadable)
-
-    choice = newest_valid(store.fs, store.root, verify)
+    examination = Examination(store, {step: line.commit_sha256 for step, line in kept.items()}, ours, unloadable, ahead)
+    choice = newest_valid(store.fs, store.root, examination.verify)
     there = {entry.global_step for entry in store.entries()}
     newest = choice.report.global_step or 0 if choice.report else 0
     lost = [step for step in sorted(kept, reverse=True) if step > newest and step not in there]
@@ -92,25 +81,11 @@ def choose(
     return ResumePlan(choice.report, choice.rejected + gone, snapshot, skipped)
 
 
-def _recognized(report: IntegrityReport, kept: dict[int, CheckpointLine]) -> IntegrityReport:
-    """`report`, rejected if it is valid but not the checkpoint that was acknowledged at its step: another one was put in its place."""
-    line = kept.get(report.global_step or 0)
-    if not report.ok or line is None or line.commit_sha256 == report.commit_sha256:
-        return report
-    return replace(report, ok=False, layer="commit", reason="is not the checkpoint that was acknowledged")
-
-
 def _unloadable(layout: RunLayout) -> dict[str, str]:
     """Why a rank of an earlier attempt could not load a checkpoint, by its SHA-256."""
     folders = [layout.attempt(number) for number in layout.attempts()]
     found = [decode(Unloadable, read_json(logs.unloadable(rank))) for logs in folders for rank in logs.with_unloadable()]
     return {each.commit_sha256: each.reason for each in found}
-
-
-def _loadable(report: IntegrityReport, unloadable: dict[str, str]) -> IntegrityReport:
-    """`report`, rejected if the checkpointer that wrote it could not load it."""
-    reason = unloadable.get(report.commit_sha256 or "")
-    return replace(report, ok=False, layer=LOADER, reason=reason) if report.ok and reason else report
 
 
 def quarantine_rejected(layout: RunLayout, store: CheckpointStore, rejected: tuple[Rejected, ...]) -> None:
@@ -222,37 +197,3 @@ def _sound(layout: RunLayout, snapshot: Snapshot, finite: str, digest: str) -> S
     if line.state_digest not in (None, content.state_digest):
         raise InvalidSnapshot("its state is not the one that rank 0 logged")
     return content
-
-
-class CheckpointPrevalidator:
-    """Verifies the newest checkpoint in a thread while survivors still leave a failed attempt: one at a time. Each result can be taken once."""
-
-    def __init__(self, store: CheckpointStore) -> None:
-        self._store = store
-        self._pool = ThreadPoolExecutor(1, "look-ahead")
-        self._begun: tuple[CheckpointEntry, Identity, Future[IntegrityReport]] | None = None
-
-    def begin(self) -> None:
-        """Start verifying the newest checkpoint, unless a result is pending. Errors are ignored: the checkpoint is then verified later, as usual."""
-        with suppress(StorageError, OSError):
-            newest = next(iter(self._store.entries()), None) if self._begun is None else None
-            if newest:
-                identity = _identity(newest)
-                self._begun = (newest, identity, self._pool.submit(verify_checkpoint, newest.path, self._store.config.integrity, once=True))
-
-    def take(self, path: Path) -> IntegrityReport | None:
-        """The report on the checkpoint at `path`; None if another one was verified, or its files have changed since."""
-        begun, self._begun = self._begun, None
-        with suppress(OSError):
-            if begun and begun[0].path == path and begun[1] == _identity(begun[0]):
-                return begun[2].result()
-        return None
-
-    def close(self) -> None:
-        self._pool.shutdown()
-
-
-def _identity(entry: CheckpointEntry) -> Identity:
-    """Name, inode, size and times of all files of the checkpoint: changes when any of them is written or replaced."""
-    found = [inner for path in entry.files for inner in ([path, *path.iterdir()] if path.is_dir() else [path])]
-    return tuple((path.name, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for path in sorted(found) for at in [path.stat()])

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
+from ecrl_cli.checkpoint.store.examination import CheckpointPrevalidator
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.recoveries import survivors_stay
 from ecrl_cli.config.schema import RunConfig
@@ -34,7 +35,7 @@ from ecrl_cli.supervision.launch.launcher import Launcher, LauncherCache, Launch
 from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement, place_attempt
 from ecrl_cli.supervision.launch.writer_process import Writer
 from ecrl_cli.supervision.launch.zygote import preload
-from ecrl_cli.supervision.resume import CheckpointPrevalidator, ResumePlan, choose, order, quarantine_rejected, state_of
+from ecrl_cli.supervision.resume import ResumePlan, choose, order, quarantine_rejected, state_of
 from ecrl_cli.supervision.run_lock import RunLock, run_lock
 from ecrl_cli.supervision.watch.attempt_monitor import AttemptResult
 from ecrl_cli.supervision.watch.control_server import ControlServer

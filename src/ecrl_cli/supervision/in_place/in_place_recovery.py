@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ecrl_cli.checkpoint.store.examination import CheckpointPrevalidator
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.linux.clock import monotonic
@@ -16,7 +17,6 @@ from ecrl_cli.supervision.in_place.regroup_plan import RegroupPlan, describe, pl
 from ecrl_cli.supervision.in_place.worker_pool import WorkerPool
 from ecrl_cli.supervision.launch.launcher import RunningAttempt
 from ecrl_cli.supervision.launch.zygote import ZygoteAttempt
-from ecrl_cli.supervision.resume import CheckpointPrevalidator
 from ecrl_cli.supervision.watch.attempt_monitor import AttemptMonitor, AttemptResult, wake
 from ecrl_cli.supervision.watch.control_server import Connection, ControlServer, Message
 from ecrl_cli.supervision.watch.graceful_stop import stepping

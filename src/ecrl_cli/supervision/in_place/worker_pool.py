@@ -7,13 +7,13 @@ import select
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ecrl_cli.checkpoint.store.examination import CheckpointPrevalidator
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.messages import Assignment, AttemptSpec, LeftAttempt, SpareReady
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.launch.launcher import GONE_WITHIN_S
 from ecrl_cli.supervision.launch.zygote import ZygoteAttempt
-from ecrl_cli.supervision.resume import CheckpointPrevalidator
 from ecrl_cli.supervision.watch.control_server import Connection, ControlServer
 
 ANSWER_S = 10.0  # forking takes milliseconds
