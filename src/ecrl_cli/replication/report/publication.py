@@ -7,7 +7,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from ecrl_cli.replication.report.matrix_tables import table5, table6, table7, ta
 from ecrl_cli.replication.report.publishable import as_json, publishable_files, revision
 from ecrl_cli.replication.report.sample import Experiment, experiments
 from ecrl_cli.replication.report.settings_tables import table1, table2, table3, table4
-from ecrl_cli.replication.report.values import ARMS, repeats
+from ecrl_cli.replication.report.values import ARMS, EXPERIMENTS
 from ecrl_cli.report.figures.export import Picture, picture_files
 from ecrl_cli.report.formats import plural
 from ecrl_cli.report.model.comparison import Comparison
@@ -183,14 +183,11 @@ def _section(title: str, items: Sequence[str], bullet: str) -> list[str]:
 class _Published:
     """The `Replication` of the ECRL reports."""
 
+    experiments: Mapping[str, str] = EXPERIMENTS
+    arms: Mapping[str, tuple[str, ...]] = ARMS
+
     def publication(self, comparison: Comparison) -> Publication:
         return publication(comparison)
-
-    def experiment(self, suite: str) -> str:
-        return repeats(suite)
-
-    def arms(self, experiment: str) -> tuple[str, ...]:
-        return ARMS.get(experiment, ())
 
 
 PUBLISHED = _Published()

@@ -160,11 +160,7 @@ SUITES = PUBLISHED.suites
 BY_SUITE = {values.suite: values for values in SUITES}
 BY_EXPERIMENT = {values.ident: values for values in PUBLISHED.experiments}
 ARMS = {"exp4": ("ref", "blk", "ovl")} | {ident: tuple(values.goodput) for ident, values in BY_EXPERIMENT.items()}
-
-
-def repeats(suite: str) -> str:
-    """The published experiment that a suite of this name belongs to, or empty."""
-    return "exp4" if suite in BY_SUITE else suite if suite in ARMS else ""
+EXPERIMENTS = {ident: ident for ident in ARMS} | dict.fromkeys(BY_SUITE, "exp4")  # by suite, the published experiment that it belongs to
 
 
 def published_setting(suite: str) -> dict[str, PublishedSetting]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,16 +35,18 @@ class Publication:
 
 
 class Replication(Protocol):
-    """The interface of entry points in the group `ecrl.replications`."""
+    """The interface of entry points in the group `ecrl.replications`. `experiments`: by suite, the published experiment that it belongs to.
+    `arms`: by experiment, the variants that it compares.
+    """
+
+    @property
+    def experiments(self) -> Mapping[str, str]: ...
+
+    @property
+    def arms(self) -> Mapping[str, Sequence[str]]: ...
 
     def publication(self, comparison: Any) -> Publication:
         """Tables, figures and files for the runs of a `report.model.comparison.Comparison`."""
-
-    def experiment(self, suite: str) -> str:
-        """The published experiment that this suite belongs to; empty if none."""
-
-    def arms(self, experiment: str) -> Sequence[str]:
-        """The variants that a published experiment compares."""
 
 
 def replication() -> Replication:

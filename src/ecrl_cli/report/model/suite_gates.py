@@ -50,9 +50,9 @@ def _absent(runs: Sequence[Run], every: Sequence[Run]) -> list[str]:
     missing = []
     for sweep in dict.fromkeys(run.sweep for run in runs):
         here = [run for run in runs if run.sweep == sweep]
-        experiment = published.experiment(here[0].suite)
-        siblings = [run for run in every if run.sweep == sweep and published.experiment(run.suite) == experiment]
-        wanted = dict.fromkeys([*published.arms(experiment), *(run.variant for run in siblings)])
+        experiment = published.experiments.get(here[0].suite, "")
+        siblings = [run for run in every if run.sweep == sweep and published.experiments.get(run.suite, "") == experiment]
+        wanted = dict.fromkeys([*published.arms.get(experiment, ()), *(run.variant for run in siblings)])
         missing += [f"no {variant}" for variant in wanted if not any(run.variant == variant for run in here)]
     return missing
 
