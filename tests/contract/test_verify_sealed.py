@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +15,14 @@ from ecrl_cli.history.load import load
 from ecrl_cli.metrics.cache import differences
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.seal import reopen
+from ecrl_cli.records.seal import make_seal, reopen, write_seal
 from ecrl_cli.verify.reference import References
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding
 from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import build_blk, flip
+from tests.runs.continued import build_continued
 from tests.runs.spoil import edit_json
-from tests.runs.spoilt_metrics import KEY, OTHER_KEY, SEALED, ask_for_signature, key_file, names_in, seal
+from tests.runs.spoilt_metrics import KEY, OTHER_KEY, SEALED, ask_for_signature, commits, key_file, names_in, seal
 
 
 @pytest.fixture(scope="module")
@@ -160,3 +164,95 @@ def test_metrics_of_an_earlier_version_are_no_false_alarm(run: RunLayout) -> Non
     assert len(differences(said | {"wall_s": document["wall_s"] * 1.0001}, document)) == 1
     assert len(differences(said | {"invented": 1}, document)) == 1
     assert len(differences(said | {"restarts": 2.0}, document)) == 1
+
+
+# A run that went on behind a sealed end
+
+EARLIER = "seal-00000012.json"
+WHO_ELSE = f"{EARLIER} is not the seal of this run's end at step 12"
+
+
+@pytest.fixture(scope="module")
+def went_on(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_continued(tmp_path_factory.mktemp("continued")).root
+
+
+def seal_earlier(run: RunLayout, status: str = "completed", run_id: str = "") -> None:
+    """The seal of the end at step 12, over all that is there now."""
+    write_seal(run, make_seal(run, run_id or load(run).stored.run_id, status, {}))
+    run.seal.rename(run.earlier_seal(12))
+
+
+def sealed_then(*names: str) -> Callable[[RunLayout], None]:
+    """These files were others when the run ended at step 12."""
+
+    def spoil(run: RunLayout) -> None:
+        now = {name: (run.root / name).read_bytes() if (run.root / name).exists() else None for name in names}
+        for name in names:
+            (run.root / name).write_bytes((now[name] or b"") + b"\n")
+        seal_earlier(run)
+        for name, content in now.items():
+            (run.root / name).write_bytes(content) if content is not None else (run.root / name).unlink()
+
+    return spoil
+
+
+def garbled(run: RunLayout) -> None:
+    run.earlier_seal(12).write_text("{")
+
+
+def edited(run: RunLayout) -> None:
+    seal_earlier(run)
+    edit_json(run.earlier_seal(12), lambda s: s | {"checkpoints": {"checkpoints/step_00000012": "0" * 64}})
+
+
+def lost(run: RunLayout) -> None:
+    seal_earlier(run)
+    run.attempt(0).launch.unlink()
+
+
+EARLIER_ENDS: dict[str, tuple[Callable[[RunLayout], None], str, str]] = {
+    "untouched": (seal_earlier, VALID, ", and those of an earlier end as they were then"),
+    "killed before it was sealed": (lambda run: None, VALID, "are as they were when the run ended"),
+    "garbled": (garbled, INVALID, f"{EARLIER} cannot be read: "),
+    "edited": (edited, INVALID, WHO_ELSE),
+    "of another run": (lambda run: seal_earlier(run, run_id="0" * 64), INVALID, WHO_ELSE),
+    "of a run that failed": (lambda run: seal_earlier(run, "failed"), INVALID, WHO_ELSE),
+    "a record of then is another": (sealed_then("failures.json"), INVALID, "changed since the end at step 12 was sealed: failures.json ("),
+    "a record of then is gone": (lost, UNKNOWN, "gone since the end at step 12 was sealed: logs/attempt-00/launch.json"),
+    "what goes on has grown": (
+        sealed_then("config.json", "environment.json", "supervisor.json", "metrics.json"),
+        VALID,
+        ", and those of an earlier end as they were then",
+    ),
+    "what goes on is not written any more": (sealed_then("disk.jsonl", "logs/writer.log"), VALID, ", and those of an earlier end as they were then"),
+}
+
+
+@pytest.mark.parametrize("case", EARLIER_ENDS)
+def test_what_an_earlier_end_sealed_is_still_so(went_on: Path, tmp_path: Path, case: str) -> None:
+    """Sealed at step 12, continued, and sealed at step 24: only what was changed in between is told, with one reason."""
+    spoil, status, text = EARLIER_ENDS[case]
+    run = RunLayout(Path(shutil.copytree(went_on, tmp_path / "run", symlinks=True)))
+    spoil(run)
+    unsealed = sealed(run)
+    assert unsealed.status == (NOT_CHECKED if status == VALID else status)
+    seal(run)
+    found = sealed(run)
+    assert found.status == status and text in found.message and len(found.evidence) <= 1
+    assert ("earlier end" in found.message) == ("earlier end" in text)
+
+
+def test_a_seal_that_names_another_newest_checkpoint_is_none(run: RunLayout) -> None:
+    """Also where it was sealed over anew."""
+    made = make_seal(run, load(run).stored.run_id, "completed", commits(run))
+    other = replace(made, final=next(iter(made.checkpoints.values())))
+    write_seal(run, replace(other, seal_sha256=hashlib.sha256(other.body()).hexdigest()))
+    found = sealed(run)
+    assert found.status == INVALID and "seal.json names another final checkpoint than its newest" in found.message
+
+
+def test_a_seal_of_another_run_is_none_of_this_one(run: RunLayout) -> None:
+    write_seal(run, make_seal(run, "0" * 64, "completed", commits(run)))
+    found = sealed(run)
+    assert found.status == INVALID and "seal.json is of run 00000000" in found.message and found.evidence == ()
