@@ -10,7 +10,7 @@ import pytest
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Hang, SkippedSnapshot, Straggler
 from ecrl_cli.verify.consistency import records_consistent
-from tests.runs.changed import attempts, configured, ordered, rank_line, sessions, supervised
+from tests.runs.changed import attempts, configured, fired, ordered, rank_line, sessions, supervised
 from tests.runs.sentence import Judged, Row
 
 SHA, OTHER = "a" * 64, "b" * 64
@@ -39,6 +39,16 @@ def slow(found: RunRecords, others: float = 0.1, own: float = 0.5, took: float =
     """In step 9 rank 1 worked for so long, rank 0 for `others`; both took `took` for it."""
     found = rank_line(rank_line(found, 0, 0, 9, seconds=took), 0, 1, 9, seconds=took)
     return attempts(found, 0, stragglers=(replace(Straggler(1, 10, own, others), **changes),))
+
+
+def held_up(found: RunRecords, rank: int, seconds: float, planned: int = 7, at_step: int = 7, attempt: int = 1) -> RunRecords:
+    """In attempt 1 rank 1 was taken for a straggler in step 17: in step 16 it had worked for 0.5 s and rank 0 for 0.1 s. A fault was planned to hold up
+    `rank` in ten steps from `planned` on, for so many seconds each, and fired at `at_step`."""
+    found = rank_line(rank_line(found, 1, 0, 16, seconds=0.6), 1, 1, 16, seconds=0.6)
+    found = attempts(found, 1, stragglers=(Straggler(1, 17, 0.5, 0.1),))
+    assert found.plan is not None
+    plan = (replace(found.plan[0], kind="slow_rank", rank=rank, global_step=planned, seconds=seconds), *found.plan[1:])
+    return fired(replace(found, plan=plan), 0, kind="slow_rank", rank=rank, global_step=planned, at_step=at_step, attempt=attempt)
 
 
 ATTEMPTS: dict[str, Row] = {
@@ -414,6 +424,29 @@ SUPERVISOR: dict[str, Row] = {
         lambda found: slow(found, own=0.22),
         "attempt 0 has rank 1 as a straggler in step 10, with 0.220000 s to 0.100000 s, which is not slow",
         right=(slow, lambda found: slow(found, own=0.2201)),
+    ),
+    "a straggler that worked for less than its fault": Row(
+        records_consistent,
+        "blk",
+        lambda found: held_up(found, 1, 0.5 + 2e-6),
+        "attempt 1 has rank 1 as a straggler in step 17, with 0.500000 s of work, a fault alone held it up for 0.500002 s",
+        right=(
+            lambda found: held_up(found, 1, 0.5 + 0.5e-6),
+            lambda found: held_up(found, 1, 0.6, planned=6),  # over by then
+            lambda found: held_up(found, 1, 0.6, at_step=17),  # it had not begun
+            lambda found: held_up(found, 1, 0.6, attempt=0),
+            lambda found: fired(held_up(found, 1, 0.6), 0, kind="kill"),
+        ),
+    ),
+    "a fault that began in the step before": Row(
+        records_consistent, "blk", lambda found: held_up(found, 1, 0.6, at_step=16), "a fault alone held it up for 0.6 s"
+    ),
+    "a straggler whose other was held up": Row(
+        records_consistent,
+        "blk",
+        lambda found: held_up(found, 0, 0.1 + 2e-6),
+        "attempt 1 has rank 1 as a straggler in step 17, to 0.100000 s of the other, which a fault held up for 0.100002 s",
+        right=(lambda found: held_up(found, 0, 0.1 + 0.5e-6), lambda found: held_up(found, 1, 0.2), lambda found: held_up(found, 0, 0.6, planned=6)),
     ),
 }
 

@@ -85,7 +85,31 @@ UNDUE = "was not due: evaluate.every is 4"
 UNREACHED = "is of a step that the attempt, 6 to 20, did not reach"
 NO_SHARE = f"which is no share of {HELD_OUT} samples"
 UNBOOKED = "the spans of rank 0 do not book that as evaluate"
+
+
+def as_text(**measures: float) -> Records:
+    """The same of a task whose perplexity follows from its loss; what was measured behind step 8 of attempt 1 is `measures`."""
+
+    def change(found: RunRecords) -> RunRecords:
+        found = configured(found, task=replace(found.stored.config.task, name="next_token"))
+        sound = {"perplexity": math.exp(0.5), "loss": 0.5}
+        return measured(1, 8, measures=sound | measures)(in_every_attempt(lambda line: replace(line, measures=sound))(found))
+
+    return change
+
+
 ROWS: dict[str, Row] = {
+    **{
+        f"a perplexity of {value}": Row(
+            records_consistent,
+            "evaluated",
+            as_text(perplexity=value),
+            "after step 8 in attempt 1 has measures",
+            None,
+            right=(as_text(), as_text(loss=0.25, perplexity=math.exp(0.25)), as_text(loss=1e6, perplexity=math.inf)),
+        )
+        for value in (1.0, math.nextafter(math.exp(0.5), 2.0), math.inf, math.nan)
+    },
     "other samples": Row(records_consistent, "evaluated", measured(1, 8, samples=20), "the evaluations are not all of the same samples: 20 and 40"),
     "other measures": Row(
         records_consistent, "evaluated", measured(1, 8, measures={"accuracy": 0.5}), "the evaluations are not all of the same measures"

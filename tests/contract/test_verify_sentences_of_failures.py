@@ -51,6 +51,12 @@ def lost_line(found: RunRecords, place: int, **changes: Any) -> RunRecords:
     return left(found, 0, lost_sample_records=records)
 
 
+def redone(found: RunRecords, **changes: Any) -> RunRecords:
+    """All survivors say something else of what was done again last."""
+    *earlier, last = found.logs(0).survivor_reports[0].events[0].redone
+    return all_reported(found, 0, redone=(*earlier, replace(last, **changes)))
+
+
 FAILURES: dict[str, Row] = {
     "entries out of order": Row(
         failures_once,
@@ -256,6 +262,46 @@ SURVIVORS: dict[str, Row] = {
         "rank 1 of attempt 0 reports another state behind step 9 than it logged",
         right=(lambda found: rank_line(found, 0, 1, 9, state_digest="ab" * 32), lambda found: rank_line(found, 0, 1, 8, state_digest="cd" * 32)),
     ),
+    "a step dropped where none may be": Row(
+        exactly_once, "lossy", lambda found: redone(found, left=(), first=0, buckets=1), "drops step 9, which its recovery does not allow"
+    ),
+    "a dead rank that is left": Row(
+        exactly_once, "lossy", lambda found: redone(found, lost=(1, 2, 3)), "of attempt 0 rank 1 names rank 1 as lost, which it says is left"
+    ),
+    "a step that not all that are left did": Row(
+        exactly_once,
+        "lossy",
+        lambda found: redone(found, left=(1,)),
+        "says that rank 1 did step 9 to its end, and that ranks [0, 1] are left",
+        right=(lambda found: redone(found, left=(0, 1)), lambda found: redone(found, left=(0, 1, 2))),
+    ),
+    **{
+        f"another step done again, {step}": Row(
+            exactly_once, "lossy", lambda found, step=step: redone(found, global_step=step), f"is about step {step}, and it left behind step 9"
+        )
+        for step in (8, 10)
+    },
+    **{
+        f"done again from bucket {first} of {buckets}": Row(
+            exactly_once,
+            "lossy",
+            lambda found, first=first, buckets=buckets: redone(found, first=first, buckets=buckets),
+            f"has bucket {first} of {buckets} done again and names the layers of 2",
+            right=(lambda found: redone(found, first=2), lambda found: redone(found, first=0)),
+        )
+        for first, buckets in ((-1, 2), (3, 2), (0, 3), (0, 1))
+    },
+    **{
+        f"a kept state called {digest!r}": Row(
+            exactly_once,
+            "lossy",
+            lambda found, digest=digest: all_reported(configured(found, state_digests="rank"), 0, state_digest=digest),
+            f"rank 1 of attempt 0 kept its state, and reports {digest!r} as the digest of it",
+            None,
+            right=(lambda found: configured(found, state_digests="rank"),),
+        )
+        for digest in ("", "ab", "AB" * 32)
+    },
     "a lost rank that is left": Row(
         exactly_once,
         "lossy",
