@@ -42,8 +42,8 @@ def slow(found: RunRecords, others: float = 0.1, own: float = 0.5, took: float =
 
 
 def held_up(found: RunRecords, rank: int, seconds: float, planned: int = 7, at_step: int = 7, attempt: int = 1) -> RunRecords:
-    """In attempt 1 rank 1 was taken for a straggler in step 17: in step 16 it had worked for 0.5 s and rank 0 for 0.1 s. A fault was planned to hold up
-    `rank` in ten steps from `planned` on, for so many seconds each, and fired at `at_step`."""
+    """In attempt 1 rank 1 was taken for a straggler in step 17: in step 16 it had worked for 0.5 s and rank 0 for 0.1 s. A fault was planned to hold
+    up `rank` in ten steps from `planned` on, for so many seconds each, and fired at `at_step`."""
     found = rank_line(rank_line(found, 1, 0, 16, seconds=0.6), 1, 1, 16, seconds=0.6)
     found = attempts(found, 1, stragglers=(Straggler(1, 17, 0.5, 0.1),))
     assert found.plan is not None
