@@ -66,6 +66,17 @@ def both(*changes: Records) -> Records:
     return change
 
 
+def ended_by(found: RunRecords, number: int) -> RunRecords:
+    """Attempt `number` left a final record of its own, the same as the last one's."""
+    assert found.final is not None
+    return left(found, number, final=replace(found.final, attempt=number))
+
+
+def smaller(found: RunRecords) -> RunRecords:
+    """Attempt 1 had one rank, and measured something else behind step 8."""
+    return attempts(scored(1, 8, loss=0.25)(found), 1, world_size=1)
+
+
 def reordered(found: RunRecords) -> RunRecords:
     lines = found.logs(1).evaluations
     return left(found, 1, evaluations=replace(lines, events=lines.events[::-1]))
@@ -241,6 +252,20 @@ ROWS: dict[str, Row] = {
         "continued",
         lambda found: left(found, 2, final=found.logs(4).final),
         "attempt 2 left the final record of attempt 4, the last attempt is 4",
+    ),
+    "a final record in the middle": Row(
+        target_reached,
+        "continued",
+        lambda found: ended_by(found, 2),
+        "attempt 2 left the final record of attempt 2, the last attempt is 4",
+        right=(lambda found: found, lambda found: ended_by(found, 4)),
+    ),
+    "measured twice, with another number of ranks": Row(
+        same_trajectory,
+        "evaluated",
+        lambda found: configured(smaller(found), elastic=replace(found.stored.config.elastic, replicas=2)),
+        "for 0.25 in attempt 0, not what attempt 1 measured",
+        right=(smaller,),
     ),
 }
 

@@ -285,6 +285,7 @@ CLOCKS: dict[str, tuple[Spoil, str, str, str]] = {
     "a wait for a write booked as compute": (spans(2, 0, booked("write_wait", "compute")), TIME, INVALID, "at an instant that is booked as compute"),
     "a snapshot booked as compute": (spans(2, 0, booked("snapshot", "compute")), TIME, INVALID, "of snapshot by its line, 0.000000 s by the spans"),
     "a wait for rank 0 booked as compute": (spans(2, 1, booked("sync", "compute", 24)), TIME, INVALID, "and its spans do not have it"),
+    "a wait for rank 0 in the middle booked as compute": (spans(1, 1, booked("sync", "compute", 12)), TIME, INVALID, "and its spans do not have it"),
     "computing booked as idle": (spans(1, 0, booked("compute", "idle")), TIME, INVALID, "step 7 of attempt 1 rank 0 was logged at an instant"),
     "computing of rank 1 booked as idle": (spans(2, 1, booked("compute", "idle", 22)), TIME, INVALID, "step 22 of attempt 2 rank 1 was logged"),
     "computing booked as another step's": (

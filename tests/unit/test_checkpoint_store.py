@@ -433,6 +433,25 @@ def test_what_is_retired_loses_its_commit_first(tmp_path: Path) -> None:
     assert acknowledged < moved
 
 
+@pytest.mark.parametrize("synced", [True, False])
+def test_what_changes_a_name_is_durable_when_it_returns_where_the_mode_says_so(tmp_path: Path, single: bool, synced: bool) -> None:
+    """What was put aside stays aside, and where the pointers point they point, whenever the power fails."""
+    fs = RecordingFs()
+    store = store_at(tmp_path, replace(CONFIG, mode=WriteMode(sync_directories=synced)), fs)
+    path = commit(store, 20, single=single).path
+    fs.calls.clear()
+    store.point(path, {"global_step": 20})
+    pointed = fs.calls[:]
+    fs.calls.clear()
+    moved = store.quarantine(path)
+    store.close()
+    assert len(moved) == (2 if single else 1) and names(store) == []
+    for calls in (pointed, fs.calls):
+        assert "rename" in [call.name for call in calls]
+        assert (calls[-1].name == "fsyncdir" and calls[-1].path == store.root) == synced
+        assert [call.name for call in calls].count("fsyncdir") == int(synced)
+
+
 class _UnreadableFs(PosixFs):
     """Once `broken`, no byte of a part can be read: EIO."""
 

@@ -179,3 +179,9 @@ def test_a_line_is_scipys() -> None:
 @pytest.mark.parametrize(("x", "y"), [([1.0, 2.0], [1.0, 2.0]), ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0])])
 def test_no_line_through_two_points_or_one_place(x: list[float], y: list[float]) -> None:
     assert line(x, y) is None
+
+
+def test_a_level_line_crosses_zero_nowhere() -> None:
+    for height in (0.0, 2.0):
+        level = line([1.0, 2.0, 3.0], [height] * 3)
+        assert level is not None and (level.slope, level.intercept, level.zero) == (0.0, height, None)
