@@ -74,6 +74,14 @@ def test_a_death_exactly_on_a_checkpoint_proves_no_more(tmp_path: Path) -> None:
     assert verdict.status == UNKNOWN and "not proven" in found(verdict, TRAJECTORY).message
 
 
+def test_a_given_reference_that_was_disturbed_vouches_for_nobody(sweep: Path) -> None:
+    RunBuilder(sweep / "mem", config_of("mem", "kill", (12,), 1)).build()
+    verdict = verify_run(sweep / "blk", sweep / "mem")
+    assert verdict.status == UNKNOWN and verdict.reference == "", render(verdict)
+    assert "the reference mem was disturbed itself" in found(verdict, TRAJECTORY).message
+    assert verify_run(sweep / "blk", sweep / "ref").reference == "ref"
+
+
 def test_a_reference_that_is_itself_not_valid_vouches_for_nobody(sweep: Path) -> None:
     """Its losses forged to those of a buggy run: its own chain knows."""
     shutil.rmtree(sweep / "clean")

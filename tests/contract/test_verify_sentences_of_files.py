@@ -26,6 +26,7 @@ from tests.runs.builder import build_blk
 from tests.runs.changed import configured, supervised
 from tests.runs.sentence import told
 from tests.runs.spoil import edit_json
+from tests.runs.spoilt_states import build_states
 
 Spoil = Callable[[RunLayout], Any]
 
@@ -146,6 +147,18 @@ def test_what_lies_beside_the_logs_agrees_with_them(run: RunLayout, name: str) -
     assert not told(records_consistent(Case(load(run))), words)
     spoil(run)
     held(records_consistent(Case(load(run))), words, status)
+
+
+@pytest.mark.parametrize(("version", "told_of"), [(1, True), (None, True), (2, False)])
+def test_metrics_of_before_states_were_recorded_cannot_be_of_a_run_that_has_them(tmp_path: Path, version: int | None, told_of: bool) -> None:
+    run = build_states(tmp_path, "blk")
+    edit_json(
+        run.metrics,
+        lambda m: {name: value for name, value in m.items() if name != "metrics_version"} | ({"metrics_version": version} if version else {}),
+    )
+    finding = records_consistent(Case(load(run)))
+    words = "metrics.json is of version 1, in which no run was counted that recorded the state of every rank"
+    assert told(finding, words) == told_of and (finding.status == INVALID or not told_of)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Hang, InjectedFault, Rejected, SkippedSnapshot
+from ecrl_cli.records.state_digests import Unloadable
+from ecrl_cli.verify.checkpoints import no_bad_checkpoint
 from ecrl_cli.verify.consistency import records_consistent, target_reached
 from ecrl_cli.verify.disturbance import disturbance, uninterrupted
 from ecrl_cli.verify.exactly_once import exactly_once
@@ -20,7 +23,30 @@ def refuses(layer: str, reason: str) -> Records:
     return lambda found: attempts(found, 2, rejected=(Rejected("checkpoints/step_00000018", layer, reason),))
 
 
+NEVER_SAID = "attempt 2 refused checkpoints/step_00000018, which no rank is on record to have failed to load"
+
+
+def unloadable(number: int = 1, path: str = "checkpoints/step_00000018", reason: str = "cut") -> Records:
+    """Attempt 2 refused the checkpoint of step 18 because a rank could not load it; what rank 1 of attempt `number` says of it."""
+
+    def change(found: RunRecords) -> RunRecords:
+        return left(refuses("loader", "cut")(found), number, unloadable={1: Unloadable(number, 1, path, "0" * 64, reason)})
+
+    return change
+
+
 ROWS: dict[str, Row] = {
+    "a checkpoint that nobody failed to load": Row(
+        no_bad_checkpoint, "blk", refuses("loader", "cut"), NEVER_SAID, right=(unloadable(), unloadable(0), refuses("hash", "cut"))
+    ),
+    **{
+        f"a checkpoint that could not be loaded, {name}": Row(no_bad_checkpoint, "blk", wrong, NEVER_SAID)
+        for name, wrong in {
+            "for another reason": unloadable(reason="torn"),
+            "another one": unloadable(path="checkpoints/step_00000012"),
+            "by the attempt itself": unloadable(2),
+        }.items()
+    },
     **{
         f"step {step} of 24": Row(
             exactly_once,

@@ -151,6 +151,12 @@ RECORD: dict[str, tuple[Spoil, str, str, str]] = {
     "a phase invented": (phase("tea", 4.0), RECORDS, INVALID, "attempt 1 took 4.000000 s for tea by supervisor.json, 0.000000 s by the records"),
     "no inputs hashed": (every_line(lambda line: line | {"inputs_hash": None}), INPUT, UNKNOWN, "58 lines have no hash of the inputs"),
     "composed with another learning rate": (composed(optimizer__lr=0.2), RECORDS, INVALID, "optimizer.lr is '0.1' in config.json, '0.2' in .hydra"),
+    "composed with a learning rate that is none": (
+        composed(optimizer__lr="fast"),
+        RECORDS,
+        INVALID,
+        "optimizer.lr is '0.1' in config.json, 'fast' in .hydra",
+    ),
     "composed with another model": (composed(model__name="vit"), RECORDS, INVALID, "in config.json, 'vit' in .hydra/config.yaml"),
     "composed with another precision": (composed(precision="bf16"), RECORDS, INVALID, "precision is 'fp32' in config.json, 'bf16' in .hydra"),
     "composed with another target": (composed(target_steps=99), RECORDS, INVALID, "target_steps is '24' in config.json, '99' in .hydra"),

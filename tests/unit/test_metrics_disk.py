@@ -85,6 +85,20 @@ def test_memory_is_no_disk(machine: Path, kind: str) -> None:
         disk_of(machine)
 
 
+def test_a_device_that_nothing_is_counted_for_is_said(machine: Path) -> None:
+    (machine / "nvme0").mkdir()
+    lies_on(machine, "nvme0")
+    with pytest.raises(EvidenceMissing, match="the kernel counts nothing for nvme0"):
+        disk_of(machine)
+
+
+def test_a_source_that_is_no_device_or_not_there_has_no_number(machine: Path) -> None:
+    for source in (str(machine / "nowhere"), "nowhere", str(machine / "mounts")):
+        mounted(machine, "btrfs", source)
+        with pytest.raises(EvidenceMissing, match="lies on btrfs, which is on no disk"):
+            disk_of(machine)
+
+
 def test_a_device_that_is_gone_is_said(machine: Path) -> None:
     assert read_disk(Disk("md0")).write_bytes == 1024
     with pytest.raises(EvidenceMissing, match="sdb is gone"):

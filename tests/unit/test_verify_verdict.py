@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -10,7 +11,7 @@ from typing import cast
 import pytest
 
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import RecordError, plural
+from ecrl_cli.errors import ConfigError, RecordError, plural
 from ecrl_cli.verify.registry import guarded
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, FindingBuilder, Verdict, render
 from ecrl_cli.verify.verification_input import Case
@@ -71,6 +72,22 @@ def test_a_check_that_crashes_is_unknown(error: Exception) -> None:
     finding = guarded("promise", crash, cast(Case, case))
     assert finding.status == UNKNOWN and finding.message.startswith("Cannot tell: promise - the check failed (")
     assert "out of range" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "fact"),
+    [
+        (replace(RunConfig(), seed=-1), ValueError("out of range"), "must be in 0 .. "),
+        (RunConfig(), ConfigError("model.name", "no model is called x", "name another"), "no model is called x"),
+    ],
+)
+def test_a_check_that_crashes_over_a_configuration_that_is_none_says_so(config: RunConfig, error: Exception, fact: str) -> None:
+    def crash(case: Case) -> Finding:
+        raise error
+
+    finding = guarded("promise", crash, cast(Case, SimpleNamespace(run=SimpleNamespace(stored=SimpleNamespace(config=config)))))
+    assert finding.status == UNKNOWN
+    assert finding.message.startswith(f"Cannot tell: promise - config.json is none that ECRL runs here: {fact}"), finding.message
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 runs"), (1, "1 run"), (2000, "2000 runs")])
