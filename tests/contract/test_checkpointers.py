@@ -3,10 +3,13 @@ that only ECRL's own store has."""
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -292,6 +295,90 @@ def test_only_rank_0_gives_its_buffers(tmp_path: Path, monkeypatch: pytest.Monke
     dcp.DistributedCheckpoint().save(state, tmp_path)
     dcp.AsyncDistributedCheckpoint().begin(state, tmp_path)
     assert [each.keys() for each in given] == [state.keys() - {"buffers.a"}] * 2
+
+
+def module_of(name: str) -> Any:
+    """What works with that package."""
+    if reason := checkpointer_of(KINDS[name]).lacking():
+        pytest.skip(reason)
+    return importlib.import_module(f"ecrl_cli.checkpoint.checkpointers.{name}")
+
+
+@pytest.fixture
+def torchsnapshot() -> Any:
+    return module_of("torchsnapshot")
+
+
+@pytest.fixture
+def torch_checkpointing() -> Any:
+    return module_of("torch_checkpointing")
+
+
+def test_every_rank_gives_torchsnapshot_the_buffers_of_rank_0(torchsnapshot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the rank's own stay what they were."""
+    state = {"parameters.a": torch.ones(1), "buffers.a": torch.ones(2), "buffers.b": torch.ones(1), "rng.rank0.torch": torch.ones(1)}
+    sources: list[int] = []
+
+    def broadcast(tensor: torch.Tensor, src: int) -> None:
+        sources.append(src)
+        tensor.fill_(7.0)
+
+    monkeypatch.setattr(torchsnapshot.dist, "broadcast", broadcast)
+    for initialized, ranks, asked in ((False, 2, 0), (True, 1, 0), (True, 2, 2)):
+        sources.clear()
+        monkeypatch.setattr(torchsnapshot.dist, "is_initialized", lambda initialized=initialized: initialized)
+        monkeypatch.setattr(torchsnapshot.dist, "get_world_size", lambda ranks=ranks: ranks)
+        given = torchsnapshot.alike(state)
+        assert sources == [0] * asked and given.keys() == state.keys()
+        assert {name: float(tensor[0]) for name, tensor in given.items()} == {
+            name: 7.0 if asked and name.startswith("buffers.") else 1.0 for name in state
+        }
+    assert all(bool((tensor == 1.0).all()) for tensor in state.values())
+
+
+def test_torchsnapshot_gives_back_what_it_cannot_write_as_it_is(torchsnapshot: Any, tmp_path: Path) -> None:
+    """Tensors without elements, and bfloat16: bit for bit."""
+    half = torch.tensor([1.5, -0.0, float("inf")], dtype=torch.bfloat16)
+    state = {"parameters.a": torch.arange(3.0), "parameters.b": half, "buffers.c": torch.zeros((0, 3), dtype=torch.int64)}
+    made = torchsnapshot.TorchSnapshot()
+    made.save(state, tmp_path / "state")
+    found = made.load(state, tmp_path / "state")
+    assert {name: (tensor.dtype, tensor.shape) for name, tensor in found.items()} == {
+        name: (tensor.dtype, tensor.shape) for name, tensor in state.items()
+    }
+    assert torch.equal(found["parameters.b"].view(torch.int16), half.view(torch.int16)) and torch.equal(found["parameters.a"], state["parameters.a"])
+
+
+def test_event_loops_that_torchsnapshot_leaves_open_are_closed(torchsnapshot: Any) -> None:
+    made: list[asyncio.AbstractEventLoop] = []
+    with suppress(ValueError), torchsnapshot.contained():
+        made += [asyncio.new_event_loop(), asyncio.new_event_loop()]
+        raise ValueError("in the middle")
+    assert [loop.is_closed() for loop in made] == [True, True]
+    after = asyncio.new_event_loop()
+    after.close()
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize(("begun", "ended"), [(None, True), (True, True), (False, False)])
+def test_a_process_that_still_writes_is_not_ended(torch_checkpointing: Any, begun: bool | None, ended: bool) -> None:
+    closed: list[int] = []
+    each: Any = torch_checkpointing.TorchCheckpointing()
+    each._manager = SimpleNamespace(close=lambda: closed.append(1))
+    each._begun = None if begun is None else SimpleNamespace(done=lambda: begun)
+    each.close()
+    each.close()
+    assert closed == [1] * ended
+
+
+def test_only_rank_0_gives_torch_checkpointing_its_state(torch_checkpointing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"parameters.a": torch.zeros(1)}
+    monkeypatch.setattr(torch_checkpointing.dist, "get_rank", lambda: 1)
+    assert list(torch_checkpointing._given(state).values()) == [state], "without a process group"
+    monkeypatch.setattr(torch_checkpointing.dist, "is_initialized", lambda: True)
+    assert torch_checkpointing._given(state) == {}
+    monkeypatch.setattr(torch_checkpointing.dist, "get_rank", lambda: 0)
+    assert list(torch_checkpointing._given(state).values()) == [state]
 
 
 def test_a_save_in_the_background_waits_for_the_one_before(tmp_path: Path, run: Run) -> None:
