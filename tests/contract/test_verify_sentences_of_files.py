@@ -136,6 +136,11 @@ RECORDS: dict[str, tuple[Spoil, str, str | None]] = {
         "metrics.json is of version 1, in which no run was counted that recorded the state of every rank",
         None,
     ),
+    "metrics that are other in almost everything": (
+        lambda run: edit_json(run.metrics, lambda m: m | {"mean_loss": dict.fromkeys(m["mean_loss"], 0.0)}),
+        "more fields are not what the records fold to",
+        INVALID,
+    ),
     "metrics that cannot be read": (lambda run: run.metrics.write_text("{"), "metrics.json cannot be read", UNKNOWN),
     "a plan that cannot be read": (lambda run: run.failures.write_text("{"), "failures.json cannot be read", UNKNOWN),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,7 +16,7 @@ from ecrl_cli.verify.consistency import records_consistent, target_reached
 from ecrl_cli.verify.disturbance import disturbance, uninterrupted
 from ecrl_cli.verify.exactly_once import exactly_once
 from tests.runs.builder import WALL
-from tests.runs.changed import Records, attempts, left, logged, ordered, rank_line, supervised
+from tests.runs.changed import Records, attempts, event, fired, left, logged, ordered, rank_line, reported, supervised
 from tests.runs.sentence import Judged, Row
 
 
@@ -35,7 +37,49 @@ def unloadable(number: int = 1, path: str = "checkpoints/step_00000018", reason:
     return change
 
 
+def ended(**changes: object) -> Records:
+    """With another final record."""
+
+    def change(found: RunRecords) -> RunRecords:
+        assert found.final is not None
+        return left(found, 2, final=replace(found.final, **changes))  # type: ignore[arg-type]
+
+    return change
+
+
+NUMBERS: dict[str, tuple[Callable[[float], Records], str]] = {
+    "the end of an attempt": (lambda value: lambda found: attempts(found, 1, ended_at=value), "supervisor.json: ended_at is"),
+    "a fault": (lambda value: lambda found: fired(found, 1, at=value), "fired/001.json: at is"),
+    "a checkpoint": (
+        lambda value: lambda found: event(found, 1, "committed", 12, write_s=value),
+        "logs/attempt-01/checkpoint_rank0.jsonl: write_s is",
+    ),
+    "an order": (lambda value: lambda found: ordered(found, 1, at=value), "logs/attempt-01/launch.json: at is"),
+    "a final record": (lambda value: ended(at=value), "logs/attempt-02/final.json: at is"),
+}
+
+
 ROWS: dict[str, Row] = {
+    **{
+        f"{name} at {value}": Row(records_consistent, "blk", change(value), f"{words} {value}", None, right=(change(0.0),))
+        for name, (change, words) in NUMBERS.items()
+        for value in (-1e-9, math.inf, math.nan)
+    },
+    "a loss beyond all numbers": Row(
+        records_consistent,
+        "blk",
+        ended(loss=math.inf),
+        "logs/attempt-02/final.json: loss is inf",
+        None,
+        right=(ended(loss=math.nan), ended(loss=-1.0)),
+    ),
+    "a survivor at no time": Row(
+        records_consistent,
+        "lossy",
+        lambda found: reported(found, 0, 1, time=math.nan),
+        "logs/attempt-00/recovery_rank1.jsonl: time is nan",
+        None,
+    ),
     "a checkpoint that nobody failed to load": Row(
         no_bad_checkpoint, "blk", refuses("loader", "cut"), NEVER_SAID, right=(unloadable(), unloadable(0), refuses("hash", "cut"))
     ),

@@ -140,6 +140,16 @@ def test_a_sample_that_two_layers_lost_counts_once(tmp_path: Path) -> None:
     assert lost_samples(after, lineage(after)) == 5
 
 
+@pytest.mark.parametrize(("step", "more"), [(9, 0), (10, 1), (24, 1), (25, 0)])
+def test_samples_are_lost_in_the_steps_of_their_own_attempt_alone(tmp_path: Path, step: int, more: int) -> None:
+    """Attempt 1 did steps 10 to 24."""
+    layout = build_lossy(tmp_path)
+    line = json.loads(layout.attempt(0).lost_samples(0).read_text().splitlines()[0])
+    append(layout.attempt(1).lost_samples(0), line | {"global_step": step, "samples": [79]})
+    records = load(layout)
+    assert lost_samples(records, lineage(records)) == 4 + more
+
+
 def test_what_was_lost_and_then_done_again_from_a_checkpoint_is_not_lost(tmp_path: Path) -> None:
     """Samples of step 9 are lost; at step 12 all die, and begin anew behind step 6: steps 10 and 11 come out otherwise, and as in the reference."""
     build_ref(tmp_path)
