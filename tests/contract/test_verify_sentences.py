@@ -331,7 +331,11 @@ SUPERVISOR: dict[str, Row] = {
                 strategy(found, "in_memory"), 2, forgone=(SkippedSnapshot(step, number, "torn"),), **memory
             ),
             f"attempt 2 refused a snapshot of step {step} of attempt {number}, {words}",
-            right=(lambda found: attempts(strategy(found, "in_memory"), 2, forgone=(SkippedSnapshot(19, 1, "torn"),)),),
+            right=(
+                lambda found: attempts(strategy(found, "in_memory"), 2, forgone=(SkippedSnapshot(19, 1, "torn"),)),
+                lambda found: attempts(strategy(found, "in_memory"), 2, forgone=(SkippedSnapshot(19, 1, "torn"),), memory="survivors", continues=2),
+                lambda found: attempts(strategy(found, "in_memory"), 2, forgone=(SkippedSnapshot(19, 1, "torn"),), memory="snapshot", continues=1),
+            ),
         )
         for words, step, number, memory in (
             ("which was not before it under the same supervisor", 19, 2, {}),

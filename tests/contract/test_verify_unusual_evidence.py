@@ -14,7 +14,7 @@ import pytest
 from ecrl_cli.checkpoint.format.names import COMMIT, LEASE
 from ecrl_cli.config.schema import ElasticConfig, OptimizerConfig, RecoveryConfig, WriteModeConfig
 from ecrl_cli.history.load import RunRecords, load
-from ecrl_cli.records.events import CheckpointLine, RankLine
+from ecrl_cli.records.events import CheckpointLine, RankLine, Rejected
 from ecrl_cli.records.journal import Journal, Lines
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.survivor_records import LOST, LostSamples
@@ -420,3 +420,14 @@ def test_who_had_died_is_not_reported_as_living(sweep: Path) -> None:
 def test_who_goes_on_left_behind_the_step_that_is_gone_on_with(sweep: Path) -> None:
     run = attempts(read(sweep, "lossy"), 1, resumed_from_step=8)
     assert_said(exactly_once(Case(run)), INVALID, "rank 0 of attempt 0 left behind step 9, attempt 1 goes on behind step 8")
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_checkpoint_that_nobody_saved_was_refused_only_where_it_lies_aside(sweep: Path, tmp_path: Path, there: bool) -> None:
+    """A stranger's file under the name of a step is put aside like any other."""
+    layout = copied(sweep, "blk", tmp_path)
+    if there:
+        (layout.checkpoints / ".rejected_step_00000019.0a0b0c0d").mkdir()
+    records = attempts(load(layout), 2, rejected=(Rejected("checkpoints/step_00000019", "commit", "COMMIT is missing"),))
+    finding = no_bad_checkpoint(Case(records))
+    assert told(finding, "which nobody saved") != there and finding.status == (VALID if there else INVALID), finding
