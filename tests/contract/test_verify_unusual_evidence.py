@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.checkpoint.format.names import COMMIT, LEASE
+from ecrl_cli.checkpoint.format.names import COMMIT, LEASE, STEP_METADATA
+from ecrl_cli.checkpoint.store.step_metadata import StepMetadata
 from ecrl_cli.config.schema import ElasticConfig, OptimizerConfig, RecoveryConfig, WriteModeConfig
+from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.records.events import CheckpointLine, RankLine, Rejected
 from ecrl_cli.records.journal import Journal, Lines
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.survivor_records import LOST, LostSamples
 from ecrl_cli.verify import metrics_cache
-from ecrl_cli.verify.checkpoints import checkpoints_accounted, no_bad_checkpoint
+from ecrl_cli.verify.checkpoints import checkpoints_accounted, no_acknowledged_loss, no_bad_checkpoint
 from ecrl_cli.verify.consistency import records_consistent
 from ecrl_cli.verify.disk_state import quarantined_steps
 from ecrl_cli.verify.disturbance import disturbance, uninterrupted
@@ -34,7 +36,7 @@ from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Findin
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import _noise_floor, verify_run
 from tests.runs.builder import RunBuilder, build_blk, build_clean, build_elastic, build_ref, config_of, flip
-from tests.runs.changed import attempts, configured, kept, left, logged, supervised
+from tests.runs.changed import attempts, configured, event, kept, left, logged, supervised
 from tests.runs.spoilt_clocks import refold
 from tests.runs.spoilt_states import build_states
 from tests.runs.survived import build_lossy
@@ -263,8 +265,8 @@ def test_momentum_is_due_of_an_optimizer_that_has_it(sweep: Path, name: str, sta
 def test_a_save_that_failed_behind_its_rename_counts_for_retention(reason: str | None, there: bool) -> None:
     """Of 6, 12 and 18 the second failed: whether its files have their name decides how many are newer than 6."""
     folder = Folder(keep=2)
-    for step, event in ((6, "committed"), (12, "failed"), (18, "committed"), (6, "retired")):
-        folder.apply(CheckpointLine(event, step, 0, 0.0, 0.0, reason=reason if event == "failed" else None))
+    for step, said in ((6, "committed"), (12, "failed"), (18, "committed"), (6, "retired")):
+        folder.apply(CheckpointLine(said, step, 0, 0.0, 0.0, reason=reason if said == "failed" else None))
     assert [each.newer for each in folder.overreached] == ([] if there else [1])
     assert folder.superfluous == ({6: 0} if there else {})
     assert (6 in folder.retired) == there and 12 not in folder.live
@@ -431,3 +433,54 @@ def test_a_checkpoint_that_nobody_saved_was_refused_only_where_it_lies_aside(swe
     records = attempts(load(layout), 2, rejected=(Rejected("checkpoints/step_00000019", "commit", "COMMIT is missing"),))
     finding = no_bad_checkpoint(Case(records))
     assert told(finding, "which nobody saved") != there and finding.status == (VALID if there else INVALID), finding
+
+
+def test_layers_are_held_against_the_checkpoints_only_where_there_are_any(sweep: Path, tmp_path: Path) -> None:
+    layout = copied(sweep, "lossy", tmp_path)
+    shutil.rmtree(layout.checkpoints)
+    layout.checkpoints.mkdir()
+    assert not told(exactly_once(Case(load(layout))), "which is no parameter of the checkpoints")
+
+
+def foreign(sweep: Path, folder: Path, strategy: str) -> RunRecords:
+    """The struck run as another checkpointer would have saved it: three bytes for each state."""
+    layout = copied(sweep, "blk", folder)
+    shutil.rmtree(layout.checkpoints)
+    records = load(layout)
+    kind = STRATEGIES.of(strategy).checkpointer
+    assert kind is not None
+    named: dict[int, str] = {}
+    for logs in records.attempt_logs:
+        for line in logs.checkpoints.events:
+            if line.event == "committed":
+                step = layout.checkpoints / f"step_{line.global_step:08d}"
+                step.mkdir(parents=True)
+                (step / "state.pt").write_bytes(b"abc")
+                train = {"global_step": line.global_step, "line_chain": [], "sampler": {"epoch": 0, "cursor_step": line.global_step, "seed": 7}}
+                train |= {"scheduler": {}, "scaler": None, "optimizer": {"param_groups": [], "scalars": {}, "host_keys": []}}
+                metadata = StepMetadata(records.stored.run_id, logs.attempt, line.global_step, kind.name, (), train)
+                (step / STEP_METADATA).write_bytes(metadata.encoded())
+                named[line.global_step] = metadata.sha256
+    for logs in records.attempt_logs:
+        for line in logs.checkpoints.events:
+            if line.event == "committed":
+                records = event(records, logs.attempt, "committed", line.global_step, commit_sha256=named[line.global_step], bytes=3)
+    for a in records.attempts:
+        if a.resumed_from:
+            records = attempts(records, a.attempt, resumed_from=replace(a.resumed_from, commit_sha256=named[a.resumed_from_step]))
+    shutil.rmtree(layout.checkpoints / "step_00000006")  # retired
+    return configured(records, checkpoint=replace(records.stored.config.checkpoint, strategy=strategy))
+
+
+@pytest.mark.parametrize(("strategy", "durable"), [("torch_save", False), ("torch_save_durable", True)])
+def test_of_checkpoints_that_another_wrote_it_is_said_how_far_they_were_looked_at(sweep: Path, tmp_path: Path, strategy: str, durable: bool) -> None:
+    """Where they are lost, that is a broken promise only of those that were made durable."""
+    records = foreign(sweep, tmp_path, strategy)
+    resumed = no_bad_checkpoint(Case(records))
+    assert resumed.status == NOT_CHECKED and told(resumed, "2 resumed from the newest that was committed and loaded, 0 refused"), resumed
+    loss = no_acknowledged_loss(Case(records))
+    assert loss.status == NOT_CHECKED and told(loss, "committed checkpoints are there with as many bytes as recorded"), loss
+    (records.layout.checkpoints / "step_00000024" / "state.pt").write_bytes(b"ab")
+    loss = no_acknowledged_loss(Case(records))
+    assert loss.status == (INVALID if durable else NOT_CHECKED), loss
+    assert told(loss, "step 24 was committed with 3 bytes, there are 2") and told(loss, "; 1 lost, ") != durable, loss
