@@ -9,6 +9,7 @@ import pytest
 
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Hang, SkippedSnapshot, Straggler
+from ecrl_cli.supervision.watch.hang_detector import HangTimeouts
 from ecrl_cli.verify.consistency import records_consistent
 from tests.runs.changed import attempts, configured, fired, ordered, rank_line, sessions, supervised
 from tests.runs.sentence import Judged, Row
@@ -33,6 +34,15 @@ def hang(found: RunRecords, **changes: Any) -> RunRecords:
     own = replace(Hang((1,), "training", 10, 30.0, 30.0, text), **changes)
     limits = replace(found.stored.config.supervision, hang_timeout_s=30.0, start_timeout_s=60.0)
     return attempts(configured(found, supervision=limits), 0, outcome="hung", hang=own)
+
+
+def slowest(found: RunRecords, beyond: float) -> RunRecords:
+    """As `hang`; step 9 came 20 s behind step 8 on rank 1, and the limit is so much beyond what that allows."""
+    before = {line.global_step: line for line in found.logs(0).ranks[1].events}
+    late = rank_line(hang(found), 0, 1, 9, at=before[8].at + 20.0)
+    limits = HangTimeouts.of(late.stored.config.supervision)
+    limit = limits.factor * (20.0 + 2 * limits.check_every_s) + beyond
+    return hang(late, limit_s=limit, waited_s=limit + 1.0)
 
 
 def slow(found: RunRecords, others: float = 0.1, own: float = 0.5, took: float = 0.6, **changes: Any) -> RunRecords:
@@ -407,6 +417,14 @@ SUPERVISOR: dict[str, Row] = {
         "blk",
         lambda found: hang(found, global_step=11),
         "attempt 0 says that ranks [1] stood still in step 11, their logs end at step 9",
+    ),
+    "a limit beyond what its slowest step allows": Row(
+        records_consistent,
+        "blk",
+        lambda found: slowest(found, 1e-3),
+        "s of silence, the configuration says 30 s, for a start or a save 60 s",
+        None,
+        right=(lambda found: slowest(found, -1e-3),),
     ),
     "a straggler that worked for longer than its step": Row(
         records_consistent,

@@ -23,7 +23,7 @@ from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import build_blk
-from tests.runs.changed import configured, supervised
+from tests.runs.changed import configured, sessions, supervised
 from tests.runs.sentence import told
 from tests.runs.spoil import edit_json
 from tests.runs.spoilt_states import build_states
@@ -107,6 +107,15 @@ def test_what_lies_beside_the_checkpoints_agrees_with_them(run: RunLayout, name:
     assert not told(checkpoints_accounted(Case(load(run))), words)
     spoil(run)
     held(checkpoints_accounted(Case(load(run))), words, status)
+
+
+def test_a_session_that_was_killed_sets_no_end_to_what_was_written(run: RunLayout) -> None:
+    """Nobody knows when it ended."""
+    written_behind_the_end(3600.0)(run)
+    found = load(run)
+    assert told(checkpoints_accounted(Case(found)), WRITTEN)
+    killed = sessions(found, len(found.sessions) - 1, ended_at=None, ended_time=None)
+    assert not told(checkpoints_accounted(Case(killed)), WRITTEN)
 
 
 def test_pointers_of_a_run_that_goes_on_may_lag_behind(run: RunLayout) -> None:
