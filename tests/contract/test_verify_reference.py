@@ -18,11 +18,12 @@ from ecrl_cli.records.events import InjectedFault
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.verify import reference
 from ecrl_cli.verify.disturbance import disturbance, uninterrupted
-from ecrl_cli.verify.reference import References, bounded
+from ecrl_cli.verify.reference import References, bounded, origin
 from ecrl_cli.verify.registry import run_checks
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import RunBuilder, build_blk, build_clean, build_ref, config_of
+from tests.runs.changed import supervised
 from tests.runs.spoil import at_step, edit_json, edit_lines, line_at, without
 from tests.runs.spoilt import TRAJECTORY, Spoil, attempts
 
@@ -72,6 +73,19 @@ def test_a_death_exactly_on_a_checkpoint_proves_no_more(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path / "blk", config_of("blk", "kill", (12,), 1), bug_from=13).build()
     verdict = verify_run(run.root)
     assert verdict.status == UNKNOWN and "not proven" in found(verdict, TRAJECTORY).message
+
+
+def test_a_copy_from_before_the_run_went_on_is_a_copy_all_the_same(recorded: Path) -> None:
+    """It has fewer sessions and attempts; another run has another first session or launch."""
+    found = load(RunLayout(recorded / "blk"))
+    (session,), (first, *more) = found.sessions, found.attempts
+    later = replace(session, started_at=session.started_at + 1.0)
+    assert (
+        origin(supervised(found, sessions=(session, later), attempts=(first, *more))) == origin(supervised(found, attempts=(first,))) == origin(found)
+    )
+    assert origin(supervised(found, sessions=(later,))) != origin(found)
+    assert origin(supervised(found, sessions=(replace(session, boot_id="another"),))) != origin(found)
+    assert origin(supervised(found, attempts=(replace(first, launched_at=first.launched_at + 1.0), *more))) != origin(found)
 
 
 def test_a_given_reference_that_was_disturbed_vouches_for_nobody(sweep: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from ecrl_cli.records.events import CheckpointLine, RankLine, Rejected
 from ecrl_cli.records.journal import Journal, Lines
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.survivor_records import LOST, LostSamples
+from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.verify import metrics_cache
 from ecrl_cli.verify.checkpoints import checkpoints_accounted, no_acknowledged_loss, no_bad_checkpoint
 from ecrl_cli.verify.consistency import records_consistent
@@ -484,3 +486,12 @@ def test_of_checkpoints_that_another_wrote_it_is_said_how_far_they_were_looked_a
     loss = no_acknowledged_loss(Case(records))
     assert loss.status == (INVALID if durable else NOT_CHECKED), loss
     assert told(loss, "step 24 was committed with 3 bytes, there are 2") and told(loss, "; 1 lost, ") != durable, loss
+
+
+def test_checkpoints_of_another_user_are_judged_like_ones_own(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run may have been copied from another machine."""
+    layout = copied(sweep, "ref", tmp_path)
+    fstat = PosixFs.fstat
+    monkeypatch.setattr(PosixFs, "fstat", lambda fs, fd: os.stat_result((*(found := fstat(fs, fd))[:4], 4711, *found[5:])))
+    disk = Case(load(layout)).disk
+    assert [c.step for c in disk] == [12, 18, 24] and all(c.report.ok for c in disk)
