@@ -495,3 +495,9 @@ def test_checkpoints_of_another_user_are_judged_like_ones_own(sweep: Path, tmp_p
     monkeypatch.setattr(PosixFs, "fstat", lambda fs, fd: os.stat_result((*(found := fstat(fs, fd))[:4], 4711, *found[5:])))
     disk = Case(load(layout)).disk
     assert [c.step for c in disk] == [12, 18, 24] and all(c.report.ok for c in disk)
+
+
+def test_an_attempt_without_an_end_did_not_end_behind_the_next_launch(sweep: Path) -> None:
+    records = read(sweep, "blk")
+    for a in records.attempts[:2]:
+        assert not told(time_conserved(Case(attempts(records, a.attempt, ended_at=None))), f"before attempt {a.attempt} ended")

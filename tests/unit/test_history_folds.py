@@ -313,6 +313,15 @@ def test_tensors_are_read_and_bfloat16_widened(tmp_path: Path) -> None:
             read_tensors(path)
 
 
+def test_a_header_may_be_all_there_is_and_no_more(tmp_path: Path) -> None:
+    path, header = tmp_path / "model.safetensors", b"{}"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    assert read_tensors(path) == {}
+    path.write_bytes((len(header) + 1).to_bytes(8, "little") + header)
+    with pytest.raises(RecordError, match="a header of 3 bytes"):
+        read_tensors(path)
+
+
 @pytest.mark.parametrize(
     ("dtype", "data", "value"),
     [
