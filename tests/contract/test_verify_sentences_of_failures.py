@@ -189,6 +189,13 @@ FAILURES: dict[str, Row] = {
         ),
         "entry 0 (kill) fired in attempt 0, which is said to have been stopped, and its session received no signal",
     ),
+    "a step passed in spite of its failure": Row(
+        failures_once,
+        "blk",
+        lambda found: fired(more_steps(found), 0, attempt=1),
+        "entry 0 (kill at step 9) was not injected into attempt 0, which went past that step",
+        right=(more_steps, lambda found: fired(found, 0, attempt=1)),
+    ),
     "an entry that never fired": Row(
         failures_once, "blk", lambda found: replace(found, fired=found.fired[:1]), "the run completed and entries [1] never fired", None
     ),
