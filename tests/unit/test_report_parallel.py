@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ecrl_cli.report.parallel import FEWEST, parallel_map
+from ecrl_cli.linux.parallel import FEWEST, parallel_map
 
 
 def test_results_come_in_order_and_from_other_processes() -> None:

@@ -22,6 +22,7 @@ from ecrl_cli.cli.console import Parser, out, restrict, say
 from ecrl_cli.cli.targets import checked
 from ecrl_cli.cli.verify import judge
 from ecrl_cli.errors import ConfigError, EcrlError
+from ecrl_cli.linux.parallel import parallel_map
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report as build_report
@@ -30,7 +31,6 @@ from ecrl_cli.report.history import history_folder, history_report
 from ecrl_cli.report.model.history import build_folders
 from ecrl_cli.report.model.inputs import find_inputs
 from ecrl_cli.report.model.run_record import verdict_on_file
-from ecrl_cli.report.parallel import parallel_map
 from ecrl_cli.verify.reference import References
 
 

@@ -24,11 +24,11 @@ from ecrl_cli.cli.targets import Checkpoints, checked, checkpoints_of, sorted_ou
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.machine import check_torch
 from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RunDirectoryError, first_line, visible
+from ecrl_cli.linux.parallel import parallel_map
 from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.records.verdict_file import verdict_file
-from ecrl_cli.report.parallel import parallel_map
 from ecrl_cli.runs.tracking.tracked import tell
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.verify.reference import References

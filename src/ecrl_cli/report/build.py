@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from ecrl_cli.errors import EvidenceMissing, StorageError
+from ecrl_cli.linux.parallel import parallel_map
 from ecrl_cli.report.figures.export import picture_files
 from ecrl_cli.report.figures.runs import run_pictures
 from ecrl_cli.report.figures.studies import study_pictures
@@ -19,7 +20,6 @@ from ecrl_cli.report.model.replication import replication
 from ecrl_cli.report.model.run_record import read_run
 from ecrl_cli.report.model.study_record import StudyResult, read_studies
 from ecrl_cli.report.model.sweep_diff import SweepDiff, read_sweep_diff
-from ecrl_cli.report.parallel import parallel_map
 from ecrl_cli.report.render.markdown import ALONE, AMONG_OTHERS, markdown, markdown_study, terminal, terminal_study
 from ecrl_cli.report.render.page import Figures, render, sections
 from ecrl_cli.report.render.sweep_diff import against_document, against_files, against_lines

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from ecrl_cli.errors import EcrlError, EvidenceMissing, RunDirectoryError
+from ecrl_cli.linux.parallel import parallel_map
 from ecrl_cli.metrics.statistics import Summary, summary
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.report.formats import listed, plural
@@ -18,7 +19,6 @@ from ecrl_cli.report.model.inputs import RunInput, is_run, is_study, run_inputs
 from ecrl_cli.report.model.run_record import Run, read_run
 from ecrl_cli.report.model.sweep_diff import Difference, SweepDiff, sweep_diff
 from ecrl_cli.report.model.timeline_view import recorded_at
-from ecrl_cli.report.parallel import parallel_map
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID
 
 UNFINISHED, MISSING = "unfinished", "missing"

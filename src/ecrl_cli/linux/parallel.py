@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -54,6 +55,10 @@ def _numbered(number: int) -> Any:
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
+    # Imported here: a verdict on one run needs no worker, and these take a tenth of the time of its start.
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
     with warnings.catch_warnings():
         # Python warns about forking with threads; those of the numerical libraries are idle and hold no lock that a worker needs.
         warnings.simplefilter("ignore", DeprecationWarning)
