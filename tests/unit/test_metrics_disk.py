@@ -261,3 +261,9 @@ def test_the_report_draws_it_under_the_runs_timeline(tmp_path: Path) -> None:
     assert "Disk: transfers per second, at most 12" in page and page.count('class="mark commit"') == saves
     drawn = re.search(r'class="disk" points="([^"]*)"', page)
     assert drawn and len(drawn[1].split()) == 32 and drawn[1].startswith("0.0,0.0 ")
+
+
+def test_a_device_is_known_by_the_number_that_its_node_stands_for() -> None:
+    """Not by that of the device on which the node lies. On Linux the null device is 1, 3."""
+    assert disks._device_number("/dev/null") == os.makedev(1, 3)
+    assert disks._device_number("tmpfs") is None and disks._device_number("/dev/there is none") is None
