@@ -60,7 +60,9 @@ def bare(source: bytes) -> bytes:
         inner = [each for name in ("body", "orelse", "finalbody", "handlers", "cases") for each in getattr(node, name, ())]
         first = inner[0] if inner and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else None
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-            lines[first.lineno - 1 : first.end_lineno] = [b""] * ((first.end_lineno or first.lineno) - first.lineno + 1)
+            last = first.end_lineno or first.lineno
+            if not lines[first.lineno - 1][: first.col_offset].strip() and not lines[last - 1][first.end_col_offset :].strip():  # alone on its lines
+                lines[first.lineno - 1 : last] = [b""] * (last - first.lineno + 1)
         due += inner
     return b"\n".join(line for line in lines if line.strip())
 

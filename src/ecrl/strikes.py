@@ -58,12 +58,8 @@ class Strikes:
     def _earlier(self) -> List[Tuple[int, str, str]]:
         """(step of the job, parameters, optimizer state) of every step that earlier attempts recorded, of any rank."""
         seen: List[Tuple[int, str, str]] = []
-        for attempt in range(self._recording.attempt):
-            folder = os.path.join(self._recording.folder, "attempt-%02d" % attempt)
-            names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-            for name in names:
-                if name.endswith(".jsonl"):
-                    seen += _steps_of(os.path.join(folder, name))
+        for path in _earlier_files(self._recording):
+            seen += _steps_of(path)
         return seen
 
     def before_step(self, step: int) -> None:
@@ -151,15 +147,21 @@ class Strikes:
 def _carried_out(recording: Recording) -> Set[int]:
     """The failures, by index, that earlier attempts have on record."""
     found: Set[int] = set()
+    for path in _earlier_files(recording):
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if '"type":"strike"' in line:
+                    found.add(int(json.loads(line)["index"]))
+    return found
+
+
+def _earlier_files(recording: Recording) -> List[str]:
+    """The records of all earlier attempts, of any rank."""
+    found: List[str] = []
     for attempt in range(recording.attempt):
         folder = os.path.join(recording.folder, "attempt-%02d" % attempt)
-        for name in os.listdir(folder) if os.path.isdir(folder) else []:
-            if not name.endswith(".jsonl"):
-                continue
-            with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as lines:
-                for line in lines:
-                    if '"type":"strike"' in line:
-                        found.add(int(json.loads(line)["index"]))
+        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        found += [os.path.join(folder, name) for name in names if name.endswith(".jsonl")]
     return found
 
 

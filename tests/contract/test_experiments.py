@@ -296,5 +296,7 @@ def test_a_docstring_makes_no_result_stale_and_a_change_of_code_does() -> None:
     assert bare(code) == bare(code.replace(b"Twice `x`.", b"Two lines,\n\n        in fact.").replace(b"What it does.", b"Doubles."))
     assert bare(code) == bare(code.replace(b'    """Of A."""\n', b""))
     assert bare(code) != bare(code.replace(b"2 * x", b"3 * x"))
+    for beside in (b'def f(x=1): """Says."""\n', b'def f():\n    """Says."""; x = 1\n'):
+        assert bare(beside) != bare(beside.replace(b"1", b"2")), "code on the line of a docstring counts"
     text = b'A = """one\ntwo"""\n'
     assert bare(text) != bare(text.replace(b"two", b"three")), "a string that is a value counts"

@@ -21,7 +21,7 @@ from ecrl_cli.verify.verification_input import Case, same_sizes
 
 PREFERRED = ("ref", "clean")  # variants, best reference first
 _MOST = 4  # references that one run is compared with
-KEPT = 12  # runs whose records are kept in memory: those of 100,000 steps on eight ranks take about a gigabyte together
+KEPT = 12  # runs whose records stay in memory: those that a suite's arms and seeds have beside each other, not a whole sweep
 
 
 @dataclass

@@ -348,10 +348,11 @@ def judge_again(layout: RunLayout) -> Judged:
     known = References()
     verdict = verify_run(layout.root, known=known)
     findings = tuple(Finding(f.promise, f.status, f.message, list(f.evidence)) for f in verdict.findings)
-    beside = known.records(RunLayout(named(layout.root).parent / verdict.reference)) if verdict.reference else None
-    return Verdict(status_of(findings), findings, verdict.reference), divergence_document(
-        known.records(RunLayout(named(layout.root))), beside
-    ) if beside else None
+    judged = Verdict(status_of(findings), findings, verdict.reference)
+    if not verdict.reference:
+        return judged, None
+    root = named(layout.root)
+    return judged, divergence_document(known.records(RunLayout(root)), known.records(RunLayout(root.parent / verdict.reference)))
 
 
 def status_of(findings: Sequence[Finding]) -> str:
