@@ -5,29 +5,38 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ecrl_cli.config.schema import CheckpointConfig
-from ecrl_cli.history.load import load
-from ecrl_cli.records.events import CheckpointLine, PlannedFailure
+from ecrl_cli.history.load import RunRecords, load
+from ecrl_cli.records.events import FOUND, CheckpointLine, PlannedFailure
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.verify.checkpoints import no_acknowledged_loss
-from ecrl_cli.verify.fault_instants import _check_passed, _window
+from ecrl_cli.verify.checkpoints import _taken_back, no_acknowledged_loss
+from ecrl_cli.verify.fault_instants import _beside_lines, _check_passed, _window
+from ecrl_cli.verify.fault_plan import failures_once
 from ecrl_cli.verify.labels import check_labels
+from ecrl_cli.verify.reference import References, find_references
 from ecrl_cli.verify.retention import Folder
-from ecrl_cli.verify.train_state import GROWTH_INTERVAL, _following, check_documents
+from ecrl_cli.verify.state_consistent import state_consistent
+from ecrl_cli.verify.state_restored import state_restored
+from ecrl_cli.verify.time_accounting import time_conserved
+from ecrl_cli.verify.train_state import FIRST_SCALE, GROWTH_INTERVAL, _following, check_documents, check_settings
 from ecrl_cli.verify.verdict import INVALID, VALID, FindingBuilder, render
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_whistle import found
 from tests.runs.builder import RunBuilder, build_blk, build_ref, config_of
+from tests.runs.changed import configured, left, logged, restored, span
 from tests.runs.spoil import append, edit_json, edit_lines, without
 from tests.runs.spoilt import NO_LOSS
 from tests.runs.spoilt_record import composed
+from tests.runs.spoilt_states import build_states
 from tests.runs.spoilt_store import event
+from tests.runs.survived import build_rollback
 
 
 @pytest.fixture
@@ -139,3 +148,118 @@ def test_a_part_of_train_json_that_is_no_object_is_told(run: RunLayout, name: st
     notes = FindingBuilder("state-consistent")
     check_documents(case, notes)
     assert not notes.clean
+
+
+def test_a_batch_is_compared_with_what_was_typed_where_only_the_steps_are_scaled(run: RunLayout) -> None:
+    edit_json(run.config, lambda document: document["config"]["scale"].update(steps=0.5))
+    composed(target_steps=48, global_batch=16)(run)
+    notes = FindingBuilder("records-consistent")
+    check_labels(Case(load(run)), notes)
+    assert "global_batch is '8' in config.json, '16' in .hydra/config.yaml" in notes.finding("").message
+
+
+@pytest.mark.parametrize(("step", "clean"), [(24, True), (25, False)])
+def test_what_ended_well_works_on_no_step_behind_its_last(run: RunLayout, step: int, clean: bool) -> None:
+    records = load(run)
+    last = records.logs(2).spans.events[-1]
+    assert (last.category, last.global_step) == ("idle", 24)
+    finding = time_conserved(Case(span(records, 2, -1, global_step=step)))
+    assert (finding.status == VALID) == clean, finding
+    assert clean or "attempt 2 rank 0 has a span of idle of step 25, when step 24 was the last" in str(finding)
+
+
+@pytest.mark.parametrize(("behind", "told"), [(0, False), (1, True)])
+def test_who_is_killed_in_a_step_has_not_logged_it(tmp_path: Path, behind: int, told: bool) -> None:
+    """Rank 1 dies in the backward pass of step 9; the other rank, past its last wait for it, may have logged the step."""
+    records = load(build_rollback(tmp_path))
+    lines = records.logs(0).ranks[1]
+    last = lines.events[-1]
+    assert last.global_step == 8
+    more = replace(last, global_step=9, cursor_step=last.cursor_step + 1, at=last.at + 1e-4)
+    longer = left(records, 0, ranks=records.logs(0).ranks | {1: replace(lines, events=(*lines.events, more)[: len(lines.events) + behind])})
+    assert ("entry 0 fired in step 9, rank 1 went on to step 9" in str(failures_once(Case(longer)))) == told
+
+
+def test_the_preferred_reference_is_the_one_of_the_arms_made_for_it(tmp_path: Path) -> None:
+    """Whatever the others are called: a variant of another name comes last, though its folder comes first."""
+    blk = build_blk(tmp_path)
+    for number, (folder, variant) in enumerate((("a", "a"), ("b", "clean"), ("c", "ref"))):
+        config = config_of(variant)
+        config = replace(config, checkpoint=config_of("ref").checkpoint)
+        RunBuilder(tmp_path / folder, config, now=2000.0 + number).build()
+    usable = find_references(load(blk), References()).usable
+    assert [records.layout.root.name for records in usable] == ["c", "b", "a"]
+
+
+@pytest.mark.parametrize(("scale", "clean"), [(4096.0, True), (FIRST_SCALE, False)])
+def test_who_goes_on_from_memory_goes_on_with_the_scale_it_had(tmp_path: Path, scale: float, clean: bool) -> None:
+    """Attempt 1 continues behind step 8 of attempt 0, where the scale was 4096."""
+    records = configured(load(build_rollback(tmp_path)), precision="fp16")
+    begun = records.attempts[1]
+    assert begun.memory == "survivors" and begun.resumed_from_step == 8
+
+    def scaled(found: RunRecords, number: int, start: int, first: float) -> RunRecords:
+        return logged(found, lambda line: replace(line, lr=0.1, loss_scale=first, growth_tracker=start + line.global_step), number)
+
+    records = scaled(scaled(records, 0, 100, 4096.0), 1, 100 if clean else -8, scale)
+    notes = FindingBuilder("x")
+    check_settings(Case(records), notes)
+    follows = [text for text in notes.finding("").evidence if "do not follow" in text] + [notes.finding("").message]
+    said = any("step 9 of attempt 1" in text and "do not follow from 4096.0 and 108 behind step 8" in text for text in follows)
+    assert said != clean, follows
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_survivors_begin_with_the_buffers_of_the_first_only_where_something_makes_them_equal(tmp_path: Path, equal: bool) -> None:
+    records = load(build_states(tmp_path, "blk"))
+    other = records.logs(1).restored[1]
+    records = restored(records, 1, 1, state=replace(other.state, buffers="c" * 64))
+    records = records if equal else configured(records, recovery=replace(records.stored.config.recovery, name="checkpoint_restart"))
+    monkey = configured(records, elastic=replace(records.stored.config.elastic, replicas=4)) if equal else records
+    assert ("attempt 1 rank 1 began with other buffers than rank 0" in str(state_restored(Case(monkey)))) == equal
+
+
+@pytest.mark.parametrize(("reason", "step", "taken"), [(FOUND, 6, 1), ("", 6, 0), (FOUND, 12, 0)])
+def test_a_failed_save_is_taken_back_by_finding_that_checkpoint_alone(run: RunLayout, reason: str, step: int, taken: int) -> None:
+    line = next(line for line in load(run).logs(0).checkpoints.events if line.event == "committed")
+    failed = replace(line, event="failed", global_step=6, reason="disk full")
+    assert _taken_back((failed, replace(line, global_step=step, reason=reason))) == Counter({step: taken} if taken else {})
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_the_end_of_every_rank_is_what_it_logged_last(tmp_path: Path, rank: int) -> None:
+    records = load(build_states(tmp_path, "blk"))
+    assert records.final is not None
+    there = rank if rank < 2 else 0
+    ends = tuple(replace(state, rng="c" * 64) if state.rank == rank else state for state in records.final.ranks)
+    finding = state_consistent(Case(left(records, 2, final=replace(records.final, ranks=ends))))
+    assert (f"the end of rank {there} differs in rng from what it logged behind step 24" in str(finding)) == (rank < 2)
+
+
+@pytest.mark.parametrize(("at", "words"), [(-0.002, "before its victim had logged step 9"), (0.0, ""), (9.0, "")])
+def test_a_fault_behind_a_step_waits_for_its_line(run: RunLayout, at: float, words: str) -> None:
+    records = load(run)
+    logged_at = records.logs(0).ranks[0].events[-1].at
+    claim = replace(records.fired[0], at=logged_at + at, rank=0)
+    entry = replace((records.plan or ())[0], rank=0)
+    told = [text for bound, text in _beside_lines(Case(records), claim, entry) if bound > 0.001]
+    assert told == ([words] if words else [])
+
+
+@pytest.mark.parametrize(("at", "told"), [(-0.002, True), (0.002, False)])
+def test_a_fault_in_a_step_waits_for_the_step_before(tmp_path: Path, at: float, told: bool) -> None:
+    records = load(build_rollback(tmp_path))
+    eight = next(line.at for line in records.logs(0).ranks[1].events if line.global_step == 8)
+    claim, entry = replace(records.fired[0], at=eight + at), (records.plan or ())[0]
+    assert entry.moment == "backward"
+    found = [text for bound, text in _beside_lines(Case(records), claim, entry) if bound > 0.001]
+    assert found == (["before its victim had logged step 8"] if told else [])
+
+
+@pytest.mark.parametrize(("step", "told"), [(9, False), (8, True)])
+def test_a_fault_behind_a_step_strikes_before_the_next_one_is_logged(run: RunLayout, step: int, told: bool) -> None:
+    records = load(run)
+    lines = records.logs(0).ranks[1]
+    claim = replace(records.fired[0], at=lines.events[-1].at + 0.002, at_step=step)
+    found = [text for bound, text in _beside_lines(Case(records), claim, (records.plan or ())[0]) if bound > 0.001]
+    assert found == (["after its victim had logged step 9"] if told else [])
