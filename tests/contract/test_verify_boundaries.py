@@ -6,31 +6,37 @@ import json
 import math
 import shutil
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from ecrl_cli.checkpoint.format.manifest import PartEntry, TensorEntry
+from ecrl_cli.checkpoint.format.train_document import TRAIN_STATE
+from ecrl_cli.checkpoint.store.atomic_install import logged_digest
 from ecrl_cli.config.schema import CheckpointConfig
 from ecrl_cli.history.load import RunRecords, load
-from ecrl_cli.records.events import FOUND, CheckpointLine, PlannedFailure
+from ecrl_cli.records.events import FOUND, CheckpointLine, PlannedFailure, RankLine, Rejected
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.verify.checkpoints import _taken_back, no_acknowledged_loss
+from ecrl_cli.verify.checkpoints import _taken_back, no_acknowledged_loss, no_bad_checkpoint
+from ecrl_cli.verify.exactly_once import exactly_once
 from ecrl_cli.verify.fault_instants import _beside_lines, _check_passed, _window
-from ecrl_cli.verify.fault_plan import failures_once
+from ecrl_cli.verify.fault_plan import _unplanned, failures_once
+from ecrl_cli.verify.journal_instants import _outside
 from ecrl_cli.verify.labels import check_labels
 from ecrl_cli.verify.reference import References, find_references
 from ecrl_cli.verify.retention import Folder
 from ecrl_cli.verify.state_consistent import state_consistent
 from ecrl_cli.verify.state_restored import state_restored
 from ecrl_cli.verify.time_accounting import time_conserved
-from ecrl_cli.verify.train_state import FIRST_SCALE, GROWTH_INTERVAL, _following, check_documents, check_settings
+from ecrl_cli.verify.train_state import FIRST_SCALE, GROWTH_INTERVAL, _check_rates, _following, check_documents, check_settings, learning_rate
 from ecrl_cli.verify.verdict import INVALID, VALID, FindingBuilder, render
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_whistle import found
 from tests.runs.builder import RunBuilder, build_blk, build_ref, config_of
-from tests.runs.changed import configured, left, logged, restored, span
+from tests.runs.changed import attempts, configured, left, logged, restored, span, supervised
 from tests.runs.spoil import append, edit_json, edit_lines, without
 from tests.runs.spoilt import NO_LOSS
 from tests.runs.spoilt_record import composed
@@ -263,3 +269,73 @@ def test_a_fault_behind_a_step_strikes_before_the_next_one_is_logged(run: RunLay
     claim = replace(records.fired[0], at=lines.events[-1].at + 0.002, at_step=step)
     found = [text for bound, text in _beside_lines(Case(records), claim, (records.plan or ())[0]) if bound > 0.001]
     assert found == (["after its victim had logged step 9"] if told else [])
+
+
+@pytest.mark.parametrize(("entry", "told"), [("kill", False), ("slow_rank", True), (None, False)])
+def test_a_death_is_unplanned_unless_a_fault_was_to_end_its_attempt(run: RunLayout, entry: str | None, told: bool) -> None:
+    """A fault that only slows its rank explains no death; one that the plan does not know is told of by itself."""
+    records = load(run)
+    planned = replace((records.plan or ())[0], kind=entry) if entry else None
+    by_index = {0: planned} if planned else {}
+    records = replace(records, fired=records.fired[:1])
+    assert ("attempt 0 died unplanned: rank 1, exit code None, signal 9" in _unplanned(Case(records), by_index)) == told
+
+
+@pytest.mark.parametrize(("path", "told"), [("checkpoints/step_00000000", True), ("checkpoints/step_00000018", True), ("checkpoints/x", False)])
+def test_what_is_not_newer_than_what_was_chosen_had_not_to_be_refused(run: RunLayout, path: str, told: bool) -> None:
+    """Attempt 2 resumed from step 18; a name without a step says nothing of its age."""
+    records = attempts(load(run), 2, rejected=(Rejected(path, "hash", "x"),))
+    words = f"attempt 2 refused {path}, which is not newer than what it resumed from"
+    assert (words in str(no_bad_checkpoint(Case(records)))) == told
+
+
+@pytest.mark.parametrize(("number", "began"), [(0, 0), (1, 1)])
+def test_a_line_belongs_to_no_time_before_its_attempt_or_the_session_that_wrote_it(run: RunLayout, number: int, began: int) -> None:
+    records = load(run)
+    a = records.attempts[1]
+    later = replace(records.sessions[0], started_at=a.launched_at + 100.0, time=records.sessions[0].time + 200.0, ended_at=a.launched_at + 200.0)
+    records = supervised(records, sessions=(records.sessions[0], later))
+    line = next(line for line in records.logs(1).checkpoints.events if line.event == "committed")
+    start = a.launched_at if number == 0 else later.started_at
+    with patch("ecrl_cli.verify.journal_instants.session_of_line", lambda *_: number):
+        early = _outside(Case(records), a, replace(line, at=start - 0.5, reason=FOUND))
+        just = _outside(Case(records), a, replace(line, at=start, reason=FOUND))
+    assert (early, just) == ("is dated 0.500 s before the attempt was launched", "")
+
+
+def test_a_world_size_that_cannot_share_the_batch_is_no_reason_to_stop(run: RunLayout) -> None:
+    """A stranger's record may name any: 3 ranks cannot share 8 samples, and no plan is made for them."""
+    finding = exactly_once(Case(attempts(load(run), 1, world_size=3)))
+    assert finding.promise == "exactly-once" and finding.status != VALID
+
+
+def test_a_train_document_of_another_place_is_told(run: RunLayout) -> None:
+    records = load(run)
+    case = Case(records)
+    wrong = tuple(replace(c, train={**c.train, **{name: {} for name in TRAIN_STATE if name not in c.train}, "global_step": 99}) for c in case.disk)
+    notes = FindingBuilder("x")
+    with patch.object(Case, "disk", wrong):
+        assert check_documents(Case(records), notes) == len(wrong) > 0
+    assert "has global_step 99, not " in notes.finding("").message
+
+
+def test_a_line_without_a_learning_rate_is_no_wrong_one() -> None:
+    config = config_of("ref")
+    notes = FindingBuilder("x")
+    line = RankLine(**{field.name: None for field in fields(RankLine)} | {"global_step": 1, "lr": None})  # type: ignore[arg-type]
+    _check_rates(config, 0, 0, [line, replace(line, lr=learning_rate(config, 1))], notes)
+    assert notes.clean
+    _check_rates(config, 0, 0, [replace(line, lr=2.0)], notes)
+    assert "the learning rate is 2.0" in notes.finding("").message
+
+
+def test_the_state_that_a_save_is_held_against_is_without_its_generators() -> None:
+    """A rank's line has them apart: another generator is no other state."""
+
+    def part(name: str, digest: str) -> PartEntry:
+        return PartEntry(1, "a" * 64, (0,), {name: TensorEntry("torch.uint8", (1,), digest)})
+
+    model = {"model.safetensors": part("parameters.w", "b" * 64)}
+    first = logged_digest(model | {"rng.safetensors": part("rng.rank0.torch", "c" * 64)})
+    assert first == logged_digest(model | {"rng.safetensors": part("rng.rank0.torch", "d" * 64)}) == logged_digest(model)
+    assert first != logged_digest({"model.safetensors": part("parameters.w", "d" * 64)})

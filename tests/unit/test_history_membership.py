@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from ecrl_cli.history.lineage import Lineage, Segment, lineage, same_sized
 from ecrl_cli.history.load import RunRecords, load
-from ecrl_cli.history.membership import first_loss, lost_samples, membership_history
+from ecrl_cli.history.membership import first_loss, given_up, lost_samples, membership_history
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
@@ -19,6 +20,7 @@ from ecrl_cli.verify.verdict import INVALID, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_whistle import found
 from tests.runs.builder import build_blk, build_ref
+from tests.runs.changed import left
 from tests.runs.spoil import append, edit_json, edit_lines
 from tests.runs.spoilt import TRAJECTORY
 from tests.runs.survived import LOSSY, Death, SurvivedBuilder, build_lossy, build_redistributed, build_rollback, build_skipped, build_spared
@@ -206,3 +208,22 @@ def sizes(*segments: tuple[int, int]) -> Lineage:
 )
 def test_runs_are_alike_until_one_has_another_size(theirs: Lineage, same: int) -> None:
     assert same_sized(sizes((2, 10), (1, 20), (1, 24)), theirs) == same
+
+
+@pytest.mark.parametrize(
+    ("fired_in", "fired_at", "spans_to", "given"),
+    [
+        (0, 9, 8, 1),  # the fault says that step 9 had begun
+        (0, 8, 8, 0),
+        (0, 8, 9, 1),  # the spans say it
+        (1, 9, 8, 0),  # a fault of another attempt says nothing of this one
+    ],
+)
+def test_a_step_is_given_up_where_it_had_begun(recorded: Path, fired_in: int, fired_at: int, spans_to: int, given: int) -> None:
+    """The survivors of attempt 0 report step 8 as their last."""
+    found = run(recorded, "rollback")
+    spans = tuple(replace(span, global_step=min(span.global_step, spans_to)) for span in found.logs(0).spans.events)
+    found = left(found, 0, spans=replace(found.logs(0).spans, events=spans))
+    assert found.logs(0).survivor_report and found.logs(0).survivor_report.global_step == 8
+    found = replace(found, fired=(replace(found.fired[0], attempt=fired_in, at_step=fired_at),))
+    assert given_up(found, 0) == given
