@@ -31,11 +31,12 @@ from ecrl_cli.verify.state_consistent import state_consistent
 from ecrl_cli.verify.state_restored import state_restored
 from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.train_state import FIRST_SCALE, GROWTH_INTERVAL, _check_rates, _following, check_documents, check_settings, learning_rate
+from ecrl_cli.verify.trajectory import _whole_steps
 from ecrl_cli.verify.verdict import INVALID, VALID, FindingBuilder, render
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_whistle import found
-from tests.runs.builder import RunBuilder, build_blk, build_ref, config_of
+from tests.runs.builder import RunBuilder, build_blk, build_elastic, build_ref, config_of
 from tests.runs.changed import attempts, configured, left, logged, restored, span, supervised
 from tests.runs.spoil import append, edit_json, edit_lines, without
 from tests.runs.spoilt import NO_LOSS
@@ -339,3 +340,20 @@ def test_the_state_that_a_save_is_held_against_is_without_its_generators() -> No
     first = logged_digest(model | {"rng.safetensors": part("rng.rank0.torch", "c" * 64)})
     assert first == logged_digest(model | {"rng.safetensors": part("rng.rank0.torch", "d" * 64)}) == logged_digest(model)
     assert first != logged_digest({"model.safetensors": part("parameters.w", "d" * 64)})
+
+
+@pytest.mark.parametrize(("there", "told"), [((18,), False), ((18, 18), True)])
+def test_as_many_checkpoints_of_a_step_are_set_aside_as_were_refused(run: RunLayout, there: tuple[int, ...], told: bool) -> None:
+    records = attempts(load(run), 2, rejected=(Rejected("checkpoints/step_00000018", "hash", "x"),))
+    with patch("ecrl_cli.verify.recovery_choice.quarantined_steps", lambda _: list(there)):
+        said = str(no_bad_checkpoint(Case(records)))
+    assert ("set aside: 2 checkpoints of step 18, on record as refused: 1" in said) == told
+
+
+def test_a_step_is_whole_where_all_ranks_that_its_attempt_had_logged_it(tmp_path: Path) -> None:
+    """2 ranks to step 10, then one to step 20, then 2."""
+    records = load(build_elastic(tmp_path))
+    alone = {(a.attempt, step) for a in records.attempts if a.world_size == 1 for step in range(a.first_step or 0, (a.last_step or 0) + 1)}
+    assert alone and alone <= _whole_steps(Case(records))
+    one = {rank: lines for rank, lines in records.logs(0).ranks.items() if rank == 0}
+    assert not any(attempt == 0 for attempt, _ in _whole_steps(Case(left(records, 0, ranks=one))))

@@ -580,3 +580,18 @@ def test_the_writer_cannot_change_the_state() -> None:
         seen._map[0] = 1
     seen.close()
     state.close()
+
+
+@pytest.mark.parametrize("nbytes", [4096, 0])
+def test_the_descriptor_of_the_state_is_closed_whether_it_could_be_mapped_or_not(nbytes: int) -> None:
+    """A writer lives through many attempts, and each would leave it the memory of a rank that is gone."""
+    state = SharedState({"parameters.a": torch.zeros(3)})
+    fd = os.dup(state.memory.fd)
+    if nbytes:
+        LiveState(fd, state.memory.nbytes, state.places).close()
+    else:
+        with pytest.raises(StorageError, match="cannot be mapped"):
+            LiveState(fd, 2**40, state.places)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    state.close()

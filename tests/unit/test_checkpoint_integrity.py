@@ -13,19 +13,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ecrl_cli.checkpoint.capture.loading import load_checkpoint
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
-from ecrl_cli.checkpoint.format.hashing import tensor_digest
-from ecrl_cli.checkpoint.format.image import CheckpointMeta, TensorSpec
+from ecrl_cli.checkpoint.format.hashing import Leaf, tensor_digest
+from ecrl_cli.checkpoint.format.image import CheckpointMeta, TensorPlace, TensorSpec
 from ecrl_cli.checkpoint.format.manifest import components, make_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, LAYERS, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
-from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, _hash_leaves, verify_checkpoint
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
 from ecrl_cli.errors import StorageError
 from ecrl_cli.linux.unix_socket import bind
+from ecrl_cli.storage.fs import PosixFs
+from ecrl_cli.storage.safe_read import PIECE
 from ecrl_cli.studies.frame import store_fixture
 from ecrl_cli.studies.frame.store_fixture import image_from, in_one_part, part_entry
 from tests.unit.checkpoint_support import CONFIG, commit, flip, image, store_at
@@ -367,3 +370,18 @@ def test_a_train_json_of_another_place_than_the_manifest_is_refused_though_all_h
     store_fixture.forge(path, lambda manifest: None, {TRAIN: canonical_json(train)})
     report = verify_checkpoint(path, config)
     assert (report.ok, report.layer) == (False, "schema") and report.reason.startswith(said)
+
+
+@pytest.mark.parametrize("bad", [None, 0, PIECE // 4, 2 * PIECE // 4 + 1])
+def test_a_large_tensor_is_finite_where_all_its_pieces_are(tmp_path: Path, bad: int | None) -> None:
+    """Three pieces: not finite in the first, in the middle, in the last."""
+    values = np.ones(2 * PIECE // 4 + 7, dtype=np.float32)
+    if bad is not None:
+        values[bad] = np.nan
+    (tmp_path / "large").write_bytes(values.tobytes())
+    place = TensorPlace(TensorSpec("parameters.large", "torch.float32", values.shape), 0)
+    fs = PosixFs()
+    fd = fs.open(tmp_path / "large", os.O_RDONLY)
+    ((_, sound),) = _hash_leaves(fs, fd, [Leaf(0, values.nbytes, b"", place)], "blake3", "model")
+    fs.close(fd)
+    assert sound == (bad is None)

@@ -132,3 +132,18 @@ def test_the_configuration_of_an_older_run_says_continue() -> None:
     older = encode(CheckpointConfig())
     del older["on_error"]
     assert decode(CheckpointConfig, older) == replace(CheckpointConfig(), on_error="continue")
+
+
+def test_a_failure_that_a_writer_told_before_it_died_is_heard_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It dies while the last save is waited for: on_error=stop holds, and the step counts as lost to a writer that a restart brings back."""
+    with training(tmp_path, config("overlapped", on_error="stop")) as (_, strategy):
+        client = strategy._client  # type: ignore[attr-defined]
+
+        def dies() -> None:
+            client._failure = "step 2 was not saved (open: ENOSPC at checkpoints)"
+            raise WriterGone("the writer is gone")
+
+        monkeypatch.setattr(client, "wait_idle", dies)
+        with pytest.raises(StorageError, match=r"step 2 was not saved \(open: ENOSPC at checkpoints\); checkpoint.on_error=stop"):
+            strategy.flush()
+        assert strategy._client is None  # type: ignore[attr-defined]

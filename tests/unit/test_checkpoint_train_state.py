@@ -376,3 +376,11 @@ def test_none_does_nothing(tmp_path: Path) -> None:
     strategy.flush()
     strategy.close()
     assert not RunLayout(tmp_path).checkpoints.exists() and lines(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_what_lies_with_its_parameter_is_no_tensor_of_the_host(kind: str) -> None:
+    """`host_keys` are those that stay in host memory while their parameter is on a device, as AdamW's step count on a GPU: on a CPU none."""
+    run = Run(kind)
+    run.train(1)
+    assert run.train_state._optimizer_document()["host_keys"] == []

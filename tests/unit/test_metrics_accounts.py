@@ -27,6 +27,8 @@ from ecrl_cli.metrics.recoveries import Restart, recoveries
 from ecrl_cli.metrics.statistics import paired, signs
 from ecrl_cli.records.events import STALL_PARTS, Attempt, CheckpointLine, DiskLine
 from tests.runs.builder import build_blk, build_ref
+from tests.runs.changed import left
+from tests.runs.continued import build_evaluated_ref
 from tests.runs.spoil import edit_json, edit_lines
 
 # Checkpoints
@@ -378,3 +380,12 @@ def test_ends_that_agree_need_no_files_and_each_component_is_compared_by_itself(
         document = divergence_document(other, ref)
         assert [key for key, equal in document["final_equal"].items() if not equal] == [name]
         assert document["state"] == zero, "the files are alike, whatever was recorded"
+
+
+def test_what_a_diverged_model_measures_is_null_in_a_file_that_is_json(tmp_path: Path) -> None:
+    records = load(build_evaluated_ref(tmp_path))
+    measured = records.logs(0).evaluations
+    events = tuple(replace(each, measures=each.measures | {"loss": math.nan, "accuracy": 0.5}) for each in measured.events)
+    document = metrics_document(left(records, 0, evaluations=replace(measured, events=events)))
+    assert [(each["loss"], each["accuracy"]) for each in document["evaluations"]] == [(None, 0.5)] * 6
+    json.dumps(document, allow_nan=False)

@@ -267,3 +267,20 @@ def test_a_device_is_known_by_the_number_that_its_node_stands_for() -> None:
     """Not by that of the device on which the node lies. On Linux the null device is 1, 3."""
     assert disks._device_number("/dev/null") == os.makedev(1, 3)
     assert disks._device_number("tmpfs") is None and disks._device_number("/dev/there is none") is None
+
+
+def test_ticks_that_a_suspended_machine_missed_are_skipped_and_later_ones_keep_their_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is away from the first sample on, for ten intervals and a half."""
+    now, waits = [100.0], list[float]()
+    sampler = Sampler(1.0, lambda: line(now[0]), lambda _: None)
+
+    class Stop:
+        def wait(self, seconds: float) -> bool:
+            waits.append(seconds)
+            now[0] += seconds + (9.5 if len(waits) == 1 else 0.0)
+            return len(waits) == 3
+
+    monkeypatch.setattr(disks, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sampler, "_stop", Stop())
+    sampler._run()
+    assert waits == [1.0, 0.5, 1.0] and sampler.trouble is None
