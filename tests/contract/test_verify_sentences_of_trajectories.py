@@ -363,3 +363,10 @@ def test_why_a_committed_checkpoint_is_lost(pairs: dict[str, tuple[RunRecords, R
     assert _lost(replace(own, commit_sha256="a" * 64), there) == "step 18 was committed as aaaaaaaa and another checkpoint lies there"
     refused = replace(there, report=replace(there.report, ok=False, layer="hash", reason="it is another"))
     assert _lost(own, refused) == "step 18 was committed and the integrity check refuses it: hash: it is another"
+
+
+def test_what_is_read_to_be_judged_is_held_to_that(pairs: dict[str, tuple[RunRecords, RunRecords]], monkeypatch: pytest.MonkeyPatch) -> None:
+    ref = left(attempts(pairs["plain"][1], 0, last_step=1), 0, final=None)
+    monkeypatch.setattr(reference, "load", lambda layout: claiming(ref, 10**6))
+    with pytest.raises(RecordError, match=r"claims 2,?000,?000 steps of ranks"):
+        reference.bounded(ref.layout)

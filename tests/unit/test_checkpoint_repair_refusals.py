@@ -278,3 +278,11 @@ def test_a_repaired_copy_is_the_checkpoint_as_it_was_written(group: Path, tmp_pa
     made = repair(group, diagnose(group), tmp_path / "repaired")
     assert {path.name: path.read_bytes() for path in made.iterdir()} == before
     assert image(6).documents[TRAIN] == before[TRAIN]
+
+
+def test_a_sidecar_is_not_mended_by_one_bit_where_its_train_document_is_damaged_too(sidecar: Path) -> None:
+    """One bit of the JSON around the three values, alone and with one in the text of train.json."""
+    right = sidecar.read_bytes()
+    framing = flipped(right, 1)
+    assert repair_sidecar(framing, lambda form: {}).value is not None
+    assert repair_sidecar(flipped(framing, right.rindex(b"}") - 4), lambda form: {}).value is None

@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,11 +23,11 @@ from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.checkpoint.format.manifest import components
 from ecrl_cli.checkpoint.format.names import MODEL, TRAIN
 from ecrl_cli.checkpoint.format.train_document import TrainPosition
-from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.strategies.strategy import Strategy, StrategyInputs, make_strategy
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig, WriteModeConfig
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
-from ecrl_cli.errors import ConfigError, StorageError
+from ecrl_cli.errors import ConfigError, Fenced, StorageError
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import CheckpointLine, Span
 from ecrl_cli.records.journal import Journal, read_journal
@@ -384,3 +385,17 @@ def test_what_lies_with_its_parameter_is_no_tensor_of_the_host(kind: str) -> Non
     run = Run(kind)
     run.train(1)
     assert run.train_state._optimizer_document()["host_keys"] == []
+
+
+@pytest.mark.parametrize("later", [2, 4])
+def test_an_attempt_claims_the_store_under_its_own_number(tmp_path: Path, later: int) -> None:
+    """Attempt 3 writes: an older one that still lives is fenced off, a newer one is not."""
+    run = Run()
+    strategy = strategy_of(run, tmp_path, config("blocking"), attempt=3)
+    with closing(CheckpointStore(RunLayout(tmp_path).checkpoints, StoreConfig())) as store:
+        if later > 3:
+            store.claim(later)
+        else:
+            with pytest.raises(Fenced):
+                store.claim(later)
+    strategy.close()

@@ -12,7 +12,7 @@ import pytest
 
 from ecrl_cli.history.lineage import Lineage, Segment, lineage, same_sized
 from ecrl_cli.history.load import RunRecords, load
-from ecrl_cli.history.membership import first_loss, given_up, lost_samples, membership_history
+from ecrl_cli.history.membership import _past, first_loss, given_up, lost_samples, membership_history
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
@@ -227,3 +227,11 @@ def test_a_step_is_given_up_where_it_had_begun(recorded: Path, fired_in: int, fi
     assert found.logs(0).survivor_report and found.logs(0).survivor_report.global_step == 8
     found = replace(found, fired=(replace(found.fired[0], attempt=fired_in, at_step=fired_at),))
     assert given_up(found, 0) == given
+
+
+def test_a_return_to_an_earlier_size_is_part_of_what_a_step_depends_on(recorded: Path) -> None:
+    found = run(recorded, "lossy")
+    a = replace(found.attempts[-1], world_size=2, resumed_from_step=20)
+    path = replace(sizes((2, 4), (1, 8), (1, 12), (2, 20)), gaps=())
+    empty = left(found, 0, lost_sample_records={})
+    assert _past(empty, path, a) == ((0, 2), (4, 1), (12, 2))
