@@ -128,6 +128,8 @@ def largest(kind: StrategyKind, step: Path) -> Path:
 def test_a_step_says_what_it_is_and_is_complete_by_its_last_file(kind: StrategyKind, step: Path, run: Run, tmp_path: Path) -> None:
     """Every way in which it can lack something, one after the other; each is refused at its layer."""
     found, page = examined(kind, step), step / STEP_METADATA
+    events = [line.event for line in lines(tmp_path) if line.global_step == run.progress().global_step]
+    assert events[:2] == ["submitted", "received"] and "committed" in events
     line = next(line for line in lines(tmp_path) if line.event == "committed")
     assert found.ok and (found.global_step, found.attempt, found.commit_sha256) == (run.global_step, 0, line.commit_sha256)
     assert line.bytes == size_of(step) == sum(path.stat().st_size for path in written(step)) > 0
