@@ -325,8 +325,7 @@ def test_a_line_written_for_a_dead_writer_is_of_the_session_it_lies_in(judged: J
     found = judged.runs["blk"]
     a, first = found.attempts[1], found.sessions[0]
     line = replace(next(line for line in found.logs(1).checkpoints.events if line.event == "committed"), reason=LEFT_WHOLE)
-    before, after = (
-        replace(first, ended_at=line.at - 1.0),
-        replace(first, started_at=line.at - 0.5, time=first.time + line.at - 0.5 - first.started_at),
-    )
+    began = line.at - 0.5
+    before = replace(first, ended_at=line.at - 1.0)
+    after = replace(first, started_at=began, time=first.time + began - first.started_at)
     assert session_of_line(Case(supervised(found, sessions=(before, after))), a, line) == 1

@@ -8,7 +8,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from ecrl_cli.checkpoint.capture.loading import load_checkpoint
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.hashing import Leaf, tensor_digest
 from ecrl_cli.checkpoint.format.image import CheckpointMeta, TensorPlace, TensorSpec
-from ecrl_cli.checkpoint.format.manifest import components, make_commit, read_manifest
+from ecrl_cli.checkpoint.format.manifest import PartEntry, components, make_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, LAYERS, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
-from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, _hash_leaves, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import CheckpointRejected, IntegrityConfig, _check_tensors, _hash_leaves, verify_checkpoint
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
 from ecrl_cli.errors import StorageError
@@ -382,6 +382,9 @@ def test_a_large_tensor_is_finite_where_all_its_pieces_are(tmp_path: Path, bad: 
     place = TensorPlace(TensorSpec("parameters.large", "torch.float32", values.shape), 0)
     fs = PosixFs()
     fd = fs.open(tmp_path / "large", os.O_RDONLY)
-    ((_, sound),) = _hash_leaves(fs, fd, [Leaf(0, values.nbytes, b"", place)], "blake3", "model")
-    fs.close(fd)
+    ((digest_of, sound),) = _hash_leaves(fs, fd, [Leaf(0, values.nbytes, b"", place)], "blake3", "model")
     assert sound == (bad is None)
+    entry = PartEntry(values.nbytes, digest_of, (), {})  # of a part that is one leaf, whose tensors are looked at behind it
+    with nullcontext() if bad is None else pytest.raises(CheckpointRejected, match=r"parameters\.large"):
+        _check_tensors(fs, [(fd, entry, place)], "blake3", "model", once=True)
+    fs.close(fd)

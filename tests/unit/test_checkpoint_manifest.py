@@ -14,6 +14,7 @@ from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse, par
 from ecrl_cli.checkpoint.format.hashing import chunk_sums, tensor_digest
 from ecrl_cli.checkpoint.format.manifest import Manifest, PartEntry, TensorEntry, components, make_commit, read_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, TRAIN
+from ecrl_cli.checkpoint.store.atomic_install import logged_digest
 from ecrl_cli.studies.frame.store_fixture import part_digest
 
 SHA = "a" * 64
@@ -165,3 +166,15 @@ def test_a_part_s_digest_is_the_root_over_its_header_and_its_tensors() -> None:
     assert part_digest(MODEL, replace(entry, tensors={}), header) == blake3(header).hexdigest()
     with pytest.raises(ValueError, match="its tensors need more"):
         part_digest(MODEL, replace(entry, bytes=24), tensor)
+
+
+def test_the_state_that_a_save_is_held_against_is_without_its_generators() -> None:
+    """A rank's line has them apart: another generator is no other state."""
+
+    def part(name: str, digest: str) -> PartEntry:
+        return PartEntry(1, "a" * 64, (0,), {name: TensorEntry("torch.uint8", (1,), digest)})
+
+    model = {"model.safetensors": part("parameters.w", "b" * 64)}
+    first = logged_digest(model | {"rng.safetensors": part("rng.rank0.torch", "c" * 64)})
+    assert first == logged_digest(model | {"rng.safetensors": part("rng.rank0.torch", "d" * 64)}) == logged_digest(model)
+    assert first != logged_digest({"model.safetensors": part("parameters.w", "d" * 64)})

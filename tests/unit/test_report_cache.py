@@ -247,3 +247,8 @@ def test_a_page_opens_with_what_broke(sweep: Path) -> None:
     assert "blk broke same-trajectory: the first differing step is step 21 at the latest, component loss (rank 1: 0.1 for 0.733" in opening
     assert "it broke records-consistent too. Likely cause: records contradict one another, so they were edited or are incomplete." in opening
     assert made.text.startswith("blk broke same-trajectory: the first differing step is step 21")
+
+
+def test_a_run_that_is_judged_anew_without_a_reference_differs_from_nothing(tmp_path: Path) -> None:
+    made = read(build_ref(tmp_path).root, judge_anew=True)
+    assert (made.verdict.status, made.verdict.reference, made.divergence, made.problems) == ("valid", "", None, ())
