@@ -83,6 +83,10 @@ def test_a_planted_bug_is_found_and_named(healthy: tuple[Path, str]) -> None:
         (["failure=nan", "failure.steps=[3]", "--", "true", "{dir}"], "failure.kind: must be one of"),
         (["--", "no-such-command", "{dir}"], "no-such-command cannot be started"),
         (["--", sys.executable, "-c", "raise SystemExit('out of luck')", "{dir}"], "ended with exit code 1 without any failure: out of luck"),
+        (
+            ["--", sys.executable, "-c", "raise SystemExit('Signal 6 received\\n=====\\n')", "{dir}"],  # as torchrun ends what it says
+            "ended with exit code 1 without any failure: Signal 6 received",
+        ),
         (["audit.elastic=python train.py", "--", "true", "{dir}"], "audit.elastic: names no {dir}"),
         (["audit.resume=--from '{dir}", "--", "true", "{dir}"], "audit.resume: is no command line (no closing quotation)"),
         (["nowhere"], "needs the folder of a recording"),

@@ -187,10 +187,10 @@ def _struck(arm: Path, first: int) -> bool:
 
 
 def last_words(arm: Path) -> str:
-    """The last line printed by the arm's newest attempt."""
+    """The last line printed by the arm's newest attempt; not one that only rules off, as torchrun's."""
     newest = max(arm.glob("attempt-*/output.log"), default=None)
     text = newest.read_bytes()[-_LAST_WORDS:].decode("utf-8", "replace") if newest else ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if any(map(str.isalnum, line))]
     return lines[-1][:300] if lines else "it printed nothing"
 
 
