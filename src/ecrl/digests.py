@@ -262,8 +262,9 @@ def settings(optimizers: Iterable[Any]) -> str:
     values: List[Any] = []
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            values += group
-            values += group.values()
+            for key, value in group.items():
+                if key != "params":  # which must not be kept alive from here
+                    values += (key, value)
     if len(values) == len(_settings[0]) and all(map(operator.is_, values, _settings[0])):
         return _settings[1]
     digest = of_named(

@@ -20,6 +20,7 @@ import json
 import os
 import sys
 import time
+import weakref
 from typing import Any, Callable, Dict, List, Optional
 
 FORMAT = 1
@@ -57,6 +58,13 @@ def current() -> Optional["Recording"]:
     if _current is None or _current.pid != os.getpid() or _current.folder != folder:
         _current = Recording(folder)
     return _current
+
+
+def reference_to(thing: Any) -> Callable[[], Any]:
+    """A weak reference to a model or an optimizer, which the recorder must not keep alive behind the job's end; to anything else a strong one."""
+    if hasattr(thing, "named_parameters") or hasattr(thing, "param_groups"):
+        return weakref.ref(thing)
+    return lambda: thing
 
 
 def rank_of_this_process() -> int:
@@ -101,7 +109,7 @@ class Recording:
         self.attempt = attempt_number()
         self.broken = False
         self.seen = False  # the hooks see the steps of this process, and digest its state
-        self.watched: Dict[str, Any] = {}
+        self._watched: Dict[str, Callable[[], Any]] = {}
         self._fd = -1
         self._rank = 0
         self._held: List[str] = []  # batches that wait for the next line
@@ -138,7 +146,12 @@ class Recording:
             named["model"] = model
         if optimizer is not None:
             named["optimizer"] = optimizer
-        self.watched.update(named)
+        self._watched.update({name: reference_to(thing) for name, thing in named.items()})
+
+    def watched(self) -> Dict[str, Any]:
+        """What the job watches by name, without the models and optimizers that it has let go of."""
+        found = {name: reference() for name, reference in self._watched.items()}
+        return {name: thing for name, thing in found.items() if thing is not None}
 
     def declared_step(self, step: int, losses: List[float], ids: Optional[List[int]], more: Dict[str, Any]) -> None:
         """A step that the job itself tells of, with digests of what it watches; where the hooks see its steps, model and optimizer are on record."""
@@ -153,14 +166,15 @@ class Recording:
         self.write("step", **fields)
 
     def _watched_digests(self) -> Dict[str, Any]:
-        if not self.watched:
+        named = self.watched()
+        if not named:
             return {}
         from ecrl import digests
 
-        found: Dict[str, Any] = {"watched": digests.watched(self.watched)}
+        found: Dict[str, Any] = {"watched": digests.watched(named)}
         if self.seen:
             return found
-        model, optimizer = self.watched.get("model"), self.watched.get("optimizer")
+        model, optimizer = named.get("model"), named.get("optimizer")
         if model is not None:
             found["params"] = digests.of_named(model.named_parameters())
             found["buffers"] = digests.buffers([model])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -31,8 +32,10 @@ class StepRecorder:
         self.strikes = Strikes.from_environment(recording)
         self.every = int(os.environ.get(DIGESTS, "1") or 0)
         self.steps = 0
-        self.optimizers: List[Any] = []
-        self.models: List[Any] = []
+        # Weakly: a model that the recorder kept would keep its process group, and gloo's threads, until after the interpreter's end, which aborts
+        # the process now and then; and the state of an optimizer that the job has let go of is no longer the job's.
+        self._optimizers: List["weakref.ref[Any]"] = []
+        self._models: List["weakref.ref[Any]"] = []
         self.depth = 0  # of nested optimizer.step calls
         self.height = 0  # of the call stack at the outermost of them
         self.dummy = False  # the step under way is none of the training
@@ -53,6 +56,11 @@ class StepRecorder:
         self.digested = -1  # the step behind which the state was digested last
         self.saves: Dict[str, Dict[str, Any]] = {}  # finished checkpoints, by path: the step behind which it was written
         self.thread = 0  # that trains
+
+    @property
+    def optimizers(self) -> List[Any]:
+        """Those that have stepped and that the job still holds, in the order of their first steps."""
+        return alive(self._optimizers)
 
     # -- batches
 
@@ -132,8 +140,11 @@ class StepRecorder:
                 raise
 
     def know(self, optimizer: Any) -> None:
-        if not any(known is optimizer for known in self.optimizers):
-            self.optimizers.append(optimizer)
+        if any(known() is optimizer for known in self._optimizers):
+            return
+        if self.steps:
+            gc.collect()  # one that it replaces and that lies in a cycle would stay for as long as chance has it
+        self._optimizers.append(weakref.ref(optimizer))
 
     def moves_nothing(self, optimizer: Any) -> bool:
         """A step of no backward pass at a learning rate of 0: DCP and others make an optimizer's state so, in front of a load."""
@@ -152,14 +163,15 @@ class StepRecorder:
 
     def start(self) -> None:
         """The state in front of the first step, and which step that is, if an earlier attempt had it."""
-        self.models = found_models(self.recording, self.optimizers)
+        models = found_models(self.recording, self.optimizers)
+        self._models = [weakref.ref(model) for model in models]
         params, optimizer, entries = self.state()
         self.digested = 0
         resumed = self.strikes.resumed_after(params, optimizer)
         self.recording.write(
             "start",
             params=params,
-            buffers=digests.buffers(self.models),
+            buffers=digests.buffers(models),
             optimizer=optimizer,
             entries=entries,
             settings=digests.settings(self.optimizers),
@@ -167,7 +179,7 @@ class StepRecorder:
             resumed_after=resumed,
             digest=digests.NAME,
             parameters=sum(1 for o in self.optimizers for g in o.param_groups for _ in g["params"]),
-            watched=digests.watched(self.recording.watched),
+            watched=digests.watched(self.recording.watched()),
             **digests.generators(),
         )
 
@@ -210,8 +222,8 @@ class StepRecorder:
         return {
             "params": params,
             "optimizer": optimizer,
-            "buffers": digests.buffers(self.models),
-            "watched": digests.watched(self.recording.watched),
+            "buffers": digests.buffers(alive(self._models)),
+            "watched": digests.watched(self.recording.watched()),
         }
 
     def save_begins(self, path: str, **more: Any) -> None:
@@ -275,6 +287,10 @@ def consumed_from(queue: Deque[Any], moved: bool) -> int:
     return int(chosen)
 
 
+def alive(references: List["weakref.ref[Any]"]) -> List[Any]:
+    return [thing for thing in (reference() for reference in references) if thing is not None]
+
+
 def on_device(loss: Any) -> bool:
     return getattr(getattr(loss, "device", None), "type", "cpu") != "cpu"
 
@@ -293,11 +309,9 @@ def rates(optimizers: List[Any]) -> List[float]:
 
 def found_models(recording: Recording, optimizers: List[Any]) -> List[Any]:
     """The outermost modules that own the parameters: those that the job named, else those that are found in memory."""
-    import gc
-
     import torch
 
-    named = [value for key, value in sorted(recording.watched.items()) if isinstance(value, torch.nn.Module)]
+    named = [value for key, value in sorted(recording.watched().items()) if isinstance(value, torch.nn.Module)]
     if named:
         return named
     owned = {id(parameter) for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]}

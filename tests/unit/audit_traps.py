@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import itertools
 import json
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -418,8 +420,6 @@ def adapted() -> None:
 
 def graph_is_let_go() -> None:
     """The recorder keeps no loss with its graph: what the graph saved is gone when the job lets go of it."""
-    import weakref
-
     model, optimizer, loader = parts()
     for batch in loader:
         out = model(batch[0])
@@ -431,12 +431,50 @@ def graph_is_let_go() -> None:
         optimizer.step()
 
 
+def models_are_let_go() -> None:
+    """The recorder keeps nothing of a job that is over: a model that it kept would keep its process group until after the interpreter's end."""
+    for watched in (False, True):
+        model, optimizer, loader = parts()
+        whole = nn.Sequential(model)
+        if watched:
+            ecrl.session().watch(whole, optimizer, ema=model)
+        for batch in loader:
+            loss_of(whole, batch).backward()
+            optimizer.step()
+        references = [weakref.ref(thing) for thing in (model, whole, optimizer, model.weight)]
+        del model, whole, optimizer, batch
+        gc.collect()
+        assert [reference() for reference in references] == [None] * 4, "the recorder keeps the job alive"
+
+
+def optimizer_made_anew() -> None:
+    """A second phase with an optimizer of its own; the second time the job begins with it, as after a restart."""
+    where = Path(os.environ["ECRL_RECORD"])
+    for arm in ("whole", "resumed"):
+        os.environ["ECRL_RECORD"] = str(where / arm)
+        model, _, loader = parts()
+        batches, weights = list(loader), [parameter.detach().clone() for parameter in model.parameters()]
+        if arm == "whole":
+            first = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+            first.itself = first  # type: ignore[attr-defined]  # in a cycle, as a schedule makes one
+            loss_of(model, batches[0]).backward()
+            first.step()
+            del first
+        second = torch.optim.AdamW(model.parameters(), lr=0.1)
+        assert all(torch.equal(one, other) for one, other in zip(weights, model.parameters(), strict=True))
+        for batch in batches[1:]:
+            model.zero_grad()
+            loss_of(model, batch).backward()
+            second.step()
+
+
 LOOPS: tuple[Callable[[], None], ...] = (
     *(plain, one_batch_ahead, skipped_batches, validation_between, accumulation, two_optimizers, optimizer_in_backward),
     *(step_calls_step, overflow, no_ids, workers, odd_batches),
     *(fused_overflow, zero_redundancy, wrapped_iterators, closure, dcp, graph_is_let_go),
     *(loss_inside_the_step, dummy_step, renamed),
     *(dcp_in_background, saved_by_a_thread, failed_steps, planned_failure_caught, told_and_seen, adapted),
+    *(models_are_let_go, optimizer_made_anew),
 )
 
 

@@ -79,6 +79,19 @@ def test_each_step_has_the_samples_that_it_consumed(recorded: Path, loop: str, s
     assert all(step.by_id and step.losses and step.digests["params"] for step in steps)
 
 
+def test_nothing_is_kept_alive_behind_the_jobs_end(recorded: Path) -> None:
+    """The loop itself asserts it, with and without names that the job told; here: that it was recorded to its end."""
+    found = process(recorded, "models_are_let_go")
+    assert [step.samples for step in found.steps] == [*PAIRS, *PAIRS]
+
+
+def test_an_optimizer_that_the_job_has_let_go_of_is_no_part_of_the_state(recorded: Path) -> None:
+    """Else a restart behind its phase would never be found equal: it has only the optimizer of its own phase."""
+    whole, resumed = process(recorded, "optimizer_made_anew/whole"), process(recorded, "optimizer_made_anew/resumed")
+    assert (len(whole.steps), len(resumed.steps)) == (4, 3)
+    assert [step.digests for step in whole.steps[1:]] == [step.digests for step in resumed.steps]
+
+
 def test_a_step_that_the_scaler_left_out_is_no_step(recorded: Path) -> None:
     """Its samples are on no step's account: a restart behind it begins with the batches of the next step. The scale says why."""
     found = process(recorded, "overflow")
