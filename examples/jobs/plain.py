@@ -220,6 +220,7 @@ def main():
     if options.bugs or not options.out:
         print("\n".join(f"{name}: {what}" for name, what in BUGS.items()))
         return
+    Path(options.out).mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     if "RANK" in os.environ:
         dist.init_process_group("gloo")

@@ -17,6 +17,7 @@ from tests.conftest import command, run_ecrl
 from tests.in_process import ecrl_in_process
 
 JOB = str(Path(__file__).parents[2] / "examples" / "jobs" / "plain.py")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -86,6 +87,10 @@ def test_a_planted_bug_is_found_and_named(healthy: tuple[Path, str]) -> None:
         (
             ["--", sys.executable, "-c", "raise SystemExit('Signal 6 received\\n=====\\n')", "{dir}"],  # as torchrun ends what it says
             "ended with exit code 1 without any failure: Signal 6 received",
+        ),
+        (
+            ["--", *TORCHRUN, JOB, "--out", "/dev/null{dir}"],  # the job's own words stand above torchrun's report
+            "ended with exit code 1 without any failure: NotADirectoryError: [Errno 20] Not a directory: '/dev/null/",
         ),
         (["audit.elastic=python train.py", "--", "true", "{dir}"], "audit.elastic: names no {dir}"),
         (["audit.resume=--from '{dir}", "--", "true", "{dir}"], "audit.resume: is no command line (no closing quotation)"),

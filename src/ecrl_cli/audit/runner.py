@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import shlex
 import shutil
@@ -29,7 +30,8 @@ from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 Say = Callable[[str], None]
 _LOOK_S = 0.5  # how often the records are checked for growth
 _LEAVE_S = 3.0  # how long processes of an attempt may keep running after its command has ended
-_LAST_WORDS = 4000
+_LAST_WORDS = 16_000  # bytes: the report of torchrun takes 3,000
+_EXCEPTION = re.compile(r"(?:\[rank\d+\]:\s*)*((?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::.*)?)$")  # as a traceback ends
 
 
 @dataclass(frozen=True)
@@ -187,11 +189,15 @@ def _struck(arm: Path, first: int) -> bool:
 
 
 def last_words(arm: Path) -> str:
-    """The last line printed by the arm's newest attempt; not one that only rules off, as torchrun's."""
+    """What the arm's newest attempt died of: the last exception of its job, or else the last line that it printed with words in it.
+
+    torchrun ends with a report of its own below the job's words: its exception and the rules that it draws are left out.
+    """
     newest = max(arm.glob("attempt-*/output.log"), default=None)
     text = newest.read_bytes()[-_LAST_WORDS:].decode("utf-8", "replace") if newest else ""
     lines = [line.strip() for line in text.splitlines() if any(map(str.isalnum, line))]
-    return lines[-1][:300] if lines else "it printed nothing"
+    exceptions = [found[1] for found in map(_EXCEPTION.match, lines) if found and "ChildFailedError" not in found[1]]
+    return (exceptions or lines or ["it printed nothing"])[-1][:300]
 
 
 def failed(arm: Path, launch: Launch) -> EcrlError:
