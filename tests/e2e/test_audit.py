@@ -78,7 +78,9 @@ def test_a_planted_bug_is_found_and_named(healthy: tuple[Path, str]) -> None:
     [
         (["--", sys.executable, JOB], "COMMAND: names no {dir}"),
         (["--"], "COMMAND: is missing"),
-        (["audit.digest=2", "--", "true", "{dir}"], "audit.digest"),
+        (["audit.digest=2", "--", "true", "{dir}"], "audit.digest: unknown key 'audit.digest'; did you mean audit.digests?"),
+        (["--cfg", "job", "--", "true", "{dir}"], "takes neither --cfg nor -m"),
+        (["-m", "--", "true", "{dir}"], "takes neither --cfg nor -m"),
         (["failure=kill", "--", "true", "{dir}"], "no step is planned"),
         (["failure=kill", "failure.steps=[3.lunch]", "--", "true", "{dir}"], "is neither STEP nor STEP.MOMENT"),
         (["failure=nan", "failure.steps=[3]", "--", "true", "{dir}"], "failure.kind: must be one of"),

@@ -17,7 +17,7 @@ from tests.conftest import command, run_ecrl
 
 DATA = os.environ.get("ECRL_TEST_DATA", "")
 KILLED_AT = (5, 30, 55)  # finished runs
-DONE = re.compile(r"sweep: (\d+) of 72 done")
+DONE = re.compile(r"sweep: (\d+) of 96 done")
 
 
 def rows(folder: Path) -> list[dict[str, str]]:

@@ -122,7 +122,7 @@ def _attempt(job: Job, arm: Path, number: int, strikes: tuple[PlannedStrike, ...
         try:
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True)
         except OSError as error:
-            raise ConfigError("COMMAND", f"{command[0]} cannot be started ({error.strerror})", "write the command behind --") from error
+            raise ConfigError("COMMAND", f"{command[0]} cannot be started ({error.strerror})", "activate its environment") from error
         hung = _wait(child, arm, job.keys, stop)
         left = 0 if hung or stop.first else len(_leftovers(tag))
         if hung or stop.first:

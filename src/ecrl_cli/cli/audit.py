@@ -31,13 +31,18 @@ def _run(keys: list[str], command: tuple[str, ...], say: Callable[[str], None]) 
     from ecrl_cli.audit.audit import run_audit
     from ecrl_cli.cli.arguments import parse
     from ecrl_cli.cli.compose import compose, initialized
-    from ecrl_cli.config.audit import build_audit
+    from ecrl_cli.config.audit import build_audit, check_key
 
     if not command:
         raise ConfigError("COMMAND", "is missing", "write it behind --: ecrl audit -- python train.py --out {dir}")
     flags, keys = reporting().parse_known_args(keys)
     check_report(flags.junit)
     arguments = parse([quoted(key) for key in keys], PRIMARY)
+    if arguments.show or arguments.multirun:
+        raise ConfigError("ecrl audit", "takes neither --cfg nor -m", "conf/audit.yaml holds every key and its default")
+    for override in arguments.overrides:
+        if override.key_or_group.startswith(("audit.", "failure.")):
+            check_key(override.key_or_group)  # Hydra would refuse it without a word on what is near
     with initialized(PRIMARY):
         config = build_audit(compose(PRIMARY, [override.input_line or "" for override in arguments.overrides]))
     restrict(private=False)

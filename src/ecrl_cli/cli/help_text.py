@@ -188,7 +188,7 @@ restarts it after each death, and compares what was recorded: samples, inputs, g
 
 Examples
   ecrl audit -- torchrun --nproc-per-node 2 train.py --out {dir}
-  ecrl audit audit.resume='--resume {dir}/last.pt' failure=kill 'failure.steps=[31,40]' failure.rank=1 -- python train.py --out {dir}
+  ecrl audit audit.resume='--resume {dir}/last.pt' failure=kill 'failure.steps=[31,40]' -- torchrun train.py --out {dir}
   ecrl audit outputs/audit/train-0123abcd            judge again what is recorded
   ecrl audit --state A.pt B.pt                       two states tensor by tensor: torch.save, safetensors, DCP folders
 

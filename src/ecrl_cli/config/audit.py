@@ -63,11 +63,9 @@ class AuditConfig:
 def build_audit(composed: Mapping[str, Any]) -> AuditConfig:
     """The audit that `composed` describes. Raises ConfigError for every invalid key or value."""
     values = plain(composed)
-    known = [f"audit.{f.name}" for f in fields(AuditKeys)] + [f"failure.{f.name}" for f in fields(AuditFailure)] + ["run_dir"]
-    given = [f"{group}.{key}" if isinstance(inner, Mapping) else group for group, inner in values.items() for key in (inner or {"": 0})]
-    for key in given:
-        if key not in known:
-            raise ConfigError(key, f"unknown key {shown(key)}", did_you_mean(key, known) or f"known: {', '.join(known)}")
+    for group, inner in values.items():
+        for key in inner or {"": 0}:
+            check_key(f"{group}.{key}" if isinstance(inner, Mapping) else group)
     config = convert(AuditConfig, values)
     if plan_kind(config.failure.kind).plans_none != (not config.failure.steps):
         missing = "no step is planned" if not config.failure.steps else "no kind is named"
@@ -80,6 +78,13 @@ def build_audit(composed: Mapping[str, Any]) -> AuditConfig:
         except ValueError as error:
             raise ConfigError(f"audit.{key}", f"is no command line ({str(error).lower()})", "close the quotes") from error
     return config
+
+
+def check_key(key: str) -> None:
+    """ConfigError for a key that no audit has."""
+    known = [f"audit.{f.name}" for f in fields(AuditKeys)] + [f"failure.{f.name}" for f in fields(AuditFailure)] + ["run_dir"]
+    if key not in known:
+        raise ConfigError(key, f"unknown key {shown(key)}", did_you_mean(key, known) or f"known: {', '.join(known)}")
 
 
 def step_and_moment(text: str) -> tuple[int, str]:
