@@ -226,6 +226,7 @@ def main():
         dist.init_process_group("gloo")
     Job(options.out, options.bug).train()
     if dist.is_initialized():
+        dist.barrier()  # a rank that ends right behind `all_gather` may be aborted: gloo's thread still holds tensors while Python ends
         dist.destroy_process_group()
 
 

@@ -32,8 +32,8 @@ class StepRecorder:
         self.strikes = Strikes.from_environment(recording)
         self.every = int(os.environ.get(DIGESTS, "1") or 0)
         self.steps = 0
-        # Weakly: a model that the recorder kept would keep its process group, and gloo's threads, until after the interpreter's end, which aborts
-        # the process now and then; and the state of an optimizer that the job has let go of is no longer the job's.
+        # Weakly: a model that the recorder kept would keep its memory and its process group; and the state of an optimizer that the job has let go
+        # of is no longer the job's.
         self._optimizers: List["weakref.ref[Any]"] = []
         self._models: List["weakref.ref[Any]"] = []
         self.depth = 0  # of nested optimizer.step calls

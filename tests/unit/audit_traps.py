@@ -432,7 +432,7 @@ def graph_is_let_go() -> None:
 
 
 def models_are_let_go() -> None:
-    """The recorder keeps nothing of a job that is over: a model that it kept would keep its process group until after the interpreter's end."""
+    """The recorder keeps nothing of a job that is over: a model that it kept would keep its memory and its process group."""
     for watched in (False, True):
         model, optimizer, loader = parts()
         whole = nn.Sequential(model)
