@@ -6,7 +6,6 @@
 `--bug NAME` plants a recovery bug of the kind that public trackers report; `--bugs` lists them. Without it `ecrl audit` finds the job valid.
 """
 
-import argparse
 import os
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from options import parse
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -212,19 +212,11 @@ class Job:
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out")
-    parser.add_argument("--bug", default="", choices=["", *BUGS])
-    parser.add_argument("--bugs", action="store_true")
-    options = parser.parse_args()
-    if options.bugs or not options.out:
-        print("\n".join(f"{name}: {what}" for name, what in BUGS.items()))
-        return
-    Path(options.out).mkdir(parents=True, exist_ok=True)
+    out, bug = parse(BUGS)
     torch.set_num_threads(1)
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
-    Job(options.out, options.bug).train()
+    Job(out, bug).train()
     if dist.is_initialized():
         dist.barrier()  # a rank that ends right behind `all_gather` may be aborted: gloo's thread still holds tensors while Python ends
         dist.destroy_process_group()

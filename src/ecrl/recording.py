@@ -61,9 +61,12 @@ def current() -> Optional["Recording"]:
 
 
 def reference_to(thing: Any) -> Callable[[], Any]:
-    """A weak reference to a model or an optimizer, which the recorder must not keep alive behind the job's end; to anything else a strong one."""
-    if hasattr(thing, "named_parameters") or hasattr(thing, "param_groups"):
-        return weakref.ref(thing)
+    """A weak reference to a model or an optimizer, which the recorder must not keep alive when the job lets go of it; else a strong one."""
+    try:
+        if hasattr(thing, "named_parameters") or hasattr(thing, "param_groups"):
+            return weakref.ref(thing)
+    except TypeError:  # of a class with __slots__
+        pass
     return lambda: thing
 
 

@@ -163,7 +163,8 @@ class StepRecorder:
 
     def start(self) -> None:
         """The state in front of the first step, and which step that is, if an earlier attempt had it."""
-        models = found_models(self.recording, self.optimizers)
+        optimizers = self.optimizers
+        models = found_models(self.recording, optimizers)
         self._models = [weakref.ref(model) for model in models]
         params, optimizer, entries = self.state()
         self.digested = 0
@@ -174,18 +175,19 @@ class StepRecorder:
             buffers=digests.buffers(models),
             optimizer=optimizer,
             entries=entries,
-            settings=digests.settings(self.optimizers),
-            lr=rates(self.optimizers),
+            settings=digests.settings(optimizers),
+            lr=rates(optimizers),
             resumed_after=resumed,
             digest=digests.NAME,
-            parameters=sum(1 for o in self.optimizers for g in o.param_groups for _ in g["params"]),
+            parameters=sum(1 for o in optimizers for g in o.param_groups for _ in g["params"]),
             watched=digests.watched(self.recording.watched()),
             **digests.generators(),
         )
 
     def state(self) -> Any:
-        optimizer, entries = digests.optimizer_state(self.optimizers)
-        return digests.parameters(self.optimizers), optimizer, entries
+        optimizers = self.optimizers
+        optimizer, entries = digests.optimizer_state(optimizers)
+        return digests.parameters(optimizers), optimizer, entries
 
     def step_done(self) -> None:
         """The outermost call is over: one line, or one that amends the line before."""
@@ -198,16 +200,16 @@ class StepRecorder:
             self.thread = threading.get_ident()
         if self.every and (self.steps + self.strikes.offset) % self.every == 0:
             fields.update(self.state_digests())
-        now = time.monotonic()
+        now, optimizers = time.monotonic(), self.optimizers
         self.recording.write(
             "step",
             step=self.steps,
             batches=self.consumed,
             backwards=self.backwards,
             losses=[as_number(loss) for loss in self.losses],
-            lr=rates(self.optimizers),
+            lr=rates(optimizers),
             scale=self.scale,
-            settings=digests.settings(self.optimizers),
+            settings=digests.settings(optimizers),
             seconds=now - self.began,
             **digests.generators(),
             **fields,
@@ -288,6 +290,7 @@ def consumed_from(queue: Deque[Any], moved: bool) -> int:
 
 
 def alive(references: List["weakref.ref[Any]"]) -> List[Any]:
+    """What the references still lead to, in their order."""
     return [thing for thing in (reference() for reference in references) if thing is not None]
 
 

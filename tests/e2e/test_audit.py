@@ -79,6 +79,8 @@ def test_a_planted_bug_is_found_and_named(healthy: tuple[Path, str]) -> None:
         (["--", sys.executable, JOB], "COMMAND: names no {dir}"),
         (["--"], "COMMAND: is missing"),
         (["audit.digest=2", "--", "true", "{dir}"], "audit.digest: unknown key 'audit.digest'; did you mean audit.digests?"),
+        (["foo=1", "--", "true", "{dir}"], "foo: unknown key 'foo'; known: audit.resume, "),
+        (["+foo=1", "--", "true", "{dir}"], "foo: unknown key 'foo'; known: audit.resume, "),
         (["--cfg", "job", "--", "true", "{dir}"], "takes neither --cfg nor -m"),
         (["-m", "--", "true", "{dir}"], "takes neither --cfg nor -m"),
         (["failure=kill", "--", "true", "{dir}"], "no step is planned"),
@@ -89,6 +91,18 @@ def test_a_planted_bug_is_found_and_named(healthy: tuple[Path, str]) -> None:
         (
             ["--", sys.executable, "-c", "raise SystemExit('Signal 6 received\\n=====\\n')", "{dir}"],  # as torchrun ends what it says
             "ended with exit code 1 without any failure: Signal 6 received",
+        ),
+        (
+            ["--", sys.executable, "-c", "print('ValueError: once more', flush=True); raise SystemExit('out of luck')", "{dir}"],
+            "ended with exit code 1 without any failure: out of luck",  # what the job got over is not what it died of
+        ),
+        (
+            ["--", sys.executable, "-c", "raise SystemExit('[rank0]: ValueError: out of luck')", "{dir}"],  # as torch marks a rank's traceback
+            "ended with exit code 1 without any failure: ValueError: out of luck",
+        ),
+        (
+            ["--", *TORCHRUN, "--no-python", sys.executable, "-c", "import os; os.write(1, b'out of luck\\n'); os.abort()", "{dir}"],
+            "ended with exit code 1 without any failure: out of luck",
         ),
         (
             ["--", *TORCHRUN, JOB, "--out", "/dev/null{dir}"],  # the job's own words stand above torchrun's report

@@ -79,6 +79,29 @@ def test_each_step_has_the_samples_that_it_consumed(recorded: Path, loop: str, s
     assert all(step.by_id and step.losses and step.digests["params"] for step in steps)
 
 
+def test_each_step_has_the_buffers_behind_it(recorded: Path) -> None:
+    """BatchNorm's running statistics change in every forward pass."""
+    found = process(recorded, "adapted/fresh")
+    assert len({step.digests["buffers"] for step in found.steps}) == len(found.steps) == 4
+
+
+def test_what_cannot_be_referred_to_weakly_is_watched_all_the_same(tmp_path: Path) -> None:
+    class Slotted:
+        __slots__ = ("param_groups",)
+
+    thing, found = Slotted(), Recording(str(tmp_path))
+    thing.param_groups = []  # type: ignore[attr-defined]
+    found.watch(None, None, {"mine": thing})
+    assert found.watched() == {"mine": thing}
+
+
+def test_a_model_that_the_job_has_let_go_of_is_watched_no_more(tmp_path: Path) -> None:
+    found = Recording(str(tmp_path))
+    kept = torch.nn.Linear(1, 1)
+    found.watch(kept, None, {"ema": torch.nn.Linear(1, 1)})
+    assert found.watched() == {"model": kept}
+
+
 def test_nothing_is_kept_alive_behind_the_jobs_end(recorded: Path) -> None:
     """The loop itself asserts it, with and without names that the job told; here: that it was recorded to its end."""
     found = process(recorded, "models_are_let_go")

@@ -31,7 +31,8 @@ Say = Callable[[str], None]
 _LOOK_S = 0.5  # how often the records are checked for growth
 _LEAVE_S = 3.0  # how long processes of an attempt may keep running after its command has ended
 _LAST_WORDS = 16_000  # bytes: the report of torchrun takes 3,000
-_EXCEPTION = re.compile(r"(?:\[rank\d+\]:\s*)*((?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::.*)?)$")  # as a traceback ends
+_RANK = re.compile(r"(?:\[rank\d+\]:\s*)+")  # torch puts it in front of the lines of a rank that fails
+_LOGGED = re.compile(r"\[?[IWEF]\d{4} \d\d:")  # by torch or torchrun: what they do about a death, not why it came
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ def _attempt(job: Job, arm: Path, number: int, strikes: tuple[PlannedStrike, ...
         try:
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True)
         except OSError as error:
-            raise ConfigError("COMMAND", f"{command[0]} cannot be started ({error.strerror})", "activate its environment") from error
+            fact = f"{command[0]} cannot be started ({error.strerror})"
+            raise ConfigError("COMMAND", fact, "give its path, or activate the environment that has it") from error
         hung = _wait(child, arm, job.keys, stop)
         left = 0 if hung or stop.first else len(_leftovers(tag))
         if hung or stop.first:
@@ -189,15 +191,14 @@ def _struck(arm: Path, first: int) -> bool:
 
 
 def last_words(arm: Path) -> str:
-    """What the arm's newest attempt died of: the last exception of its job, or else the last line that it printed with words in it.
-
-    torchrun ends with a report of its own below the job's words: its exception and the rules that it draws are left out.
-    """
+    """The last line with words that the arm's newest attempt printed, without what torchrun adds: its log and the report that it ends with."""
     newest = max(arm.glob("attempt-*/output.log"), default=None)
     text = newest.read_bytes()[-_LAST_WORDS:].decode("utf-8", "replace") if newest else ""
-    lines = [line.strip() for line in text.splitlines() if any(map(str.isalnum, line))]
-    exceptions = [found[1] for found in map(_EXCEPTION.match, lines) if found and "ChildFailedError" not in found[1]]
-    return (exceptions or lines or ["it printed nothing"])[-1][:300]
+    job, failed, _ = text.rpartition("ChildFailedError(")  # in the traceback of torchrun, which its report follows
+    if failed:
+        text = job.rpartition("Traceback (most recent call last):")[0]
+    lines = [_RANK.sub("", line.strip(), count=1) for line in text.splitlines() if any(map(str.isalnum, line))]
+    return next((line[:300] for line in reversed(lines) if not _LOGGED.match(line)), "it printed nothing")
 
 
 def failed(arm: Path, launch: Launch) -> EcrlError:

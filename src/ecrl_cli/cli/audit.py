@@ -41,8 +41,8 @@ def _run(keys: list[str], command: tuple[str, ...], say: Callable[[str], None]) 
     if arguments.show or arguments.multirun:
         raise ConfigError("ecrl audit", "takes neither --cfg nor -m", "conf/audit.yaml holds every key and its default")
     for override in arguments.overrides:
-        if override.key_or_group.startswith(("audit.", "failure.")):
-            check_key(override.key_or_group)  # Hydra would refuse it without a word on what is near
+        if override.key_or_group != "failure":  # the one group
+            check_key(override.key_or_group)  # Hydra's own refusal does not say what is near
     with initialized(PRIMARY):
         config = build_audit(compose(PRIMARY, [override.input_line or "" for override in arguments.overrides]))
     restrict(private=False)

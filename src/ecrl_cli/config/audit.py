@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ecrl_cli.config.codec import flat
 from ecrl_cli.config.convert import convert
 from ecrl_cli.config.omegaconf_bridge import plain
 from ecrl_cli.config.plan_kinds import plan_kind
@@ -63,9 +64,8 @@ class AuditConfig:
 def build_audit(composed: Mapping[str, Any]) -> AuditConfig:
     """The audit that `composed` describes. Raises ConfigError for every invalid key or value."""
     values = plain(composed)
-    for group, inner in values.items():
-        for key in inner or {"": 0}:
-            check_key(f"{group}.{key}" if isinstance(inner, Mapping) else group)
+    for key, _ in flat(values):
+        check_key(key)
     config = convert(AuditConfig, values)
     if plan_kind(config.failure.kind).plans_none != (not config.failure.steps):
         missing = "no step is planned" if not config.failure.steps else "no kind is named"
