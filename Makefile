@@ -8,7 +8,7 @@ STUDIES ?= all
 RESULTS ?= quickstart
 DATA ?=
 
-.PHONY: help quickstart install test test-capabilities test-environments test-slow check docs bench studies results soak clean
+.PHONY: help quickstart install test test-capabilities test-environments test-slow mutants check docs bench studies results soak clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ test-environments: $(READY)  ## the tests that could depend on the machine, in o
 
 test-slow: $(READY)  ## what takes minutes and is not part of it
 	$(VENV)/bin/python -m pytest -m slow
+
+mutants: $(READY)  ## faults put into the judge, the folds, the figures and the store, one at a time: which does no test notice? Hours
+	$(VENV)/bin/python -m tests.mutants
 
 docs: $(READY)  ## the documentation as a site in site/; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet

@@ -16,7 +16,7 @@ from ecrl_cli.config.identity import reference_id, run_id
 from ecrl_cli.config.schema import RunConfig, SupervisionConfig
 from ecrl_cli.errors import EvidenceMissing, Stopped
 from ecrl_cli.metrics import disk as disks
-from ecrl_cli.metrics.disk import Disk, Sampler, _plain, coarser, disk_of, rates, read_disk, sampled
+from ecrl_cli.metrics.disk import Bursts, Disk, Sampler, _plain, bursts, coarser, disk_of, rates, read_disk, sampled
 from ecrl_cli.records.events import DiskLine, SupervisorSession
 from ecrl_cli.records.journal import line_of, read_journal
 from ecrl_cli.records.layout import RunLayout
@@ -261,6 +261,36 @@ def test_the_report_draws_it_under_the_runs_timeline(tmp_path: Path) -> None:
     assert "Disk: transfers per second, at most 12" in page and page.count('class="mark commit"') == saves
     drawn = re.search(r'class="disk" points="([^"]*)"', page)
     assert drawn and len(drawn[1].split()) == 32 and drawn[1].startswith("0.0,0.0 ")
+
+
+def test_bursts_are_told_from_the_rest_by_a_rank_test() -> None:
+    """Ten seconds: a checkpoint in the third and one in the eighth, each of which writes 50 kB; one in the rest and seconds' edges belong to none."""
+    writes = [1, 2, 50, 1, 3, 1, 2, 50, 1, 2]
+    found = rates([line(float(at), sum(writes[:at])) for at in range(11)])
+    beside = bursts(found, [(2.0, 3.0), (7.2, 7.4)])
+    assert (beside.held, beside.free, beside.above) == (2, 8, 2)
+    assert (beside.tps_held, beside.tps_free) == (50.0, 13 / 8)
+    assert (beside.written_held, beside.written_free) == (50_000.0, 1500.0)
+    assert beside.p == pytest.approx(0.02, abs=0.005)  # 1 in 45 orders, were it not for the ties
+    assert bursts(found, []) == Bursts(0, 10) and bursts(found, [(-1.0, 11.0)]) == Bursts(10, 0)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_report_has_a_table_of_the_runs_that_sampled_their_disk(tmp_path: Path) -> None:
+    """A simulated save takes no time: it lies within one of the four intervals."""
+    plan = Plan("ref", kills=())
+    run = make_run(tmp_path / "run", plan)
+    title = "Do checkpoints line up with bursts of disk activity?"
+    made = report([run])
+    assert title not in made.page.read_text(encoding="utf-8") and title not in (made.page.parent / "report.md").read_text(encoding="utf-8")
+    saved = next(each.at for lines in Simulation(plan).saves.values() for each in lines if each.event == "committed")
+    at = [saved + offset for offset in (-0.5, -0.3, -0.1, 0.1, 0.3)]
+    RunLayout(run).disk.write_bytes(b"".join(line_of(line(when, done)) for when, done in zip(at, (0, 1, 3, 40, 43), strict=True)))
+    made = report([run])
+    assert title in made.page.read_text(encoding="utf-8")
+    table = (made.page.parent / "report.md").read_text(encoding="utf-8").partition(title)[2]
+    cells = [cell.strip() for cell in next(text for text in table.splitlines() if "| ref |" in text).split("|")[4:-1]]
+    assert cells == ["200 ms", "1", "3", "185", "10", "185 kB", "10 kB", "1", "0.25"]
 
 
 def test_a_device_is_known_by_the_number_that_its_node_stands_for() -> None:

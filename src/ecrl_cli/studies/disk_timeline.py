@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -19,7 +20,7 @@ from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.studies import DiskTimeline
 from ecrl_cli.errors import EvidenceMissing
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.metrics.disk import Disk, DiskRate, Sampler, coarser, disk_of, rates, read_disk
+from ecrl_cli.metrics.disk import Disk, Sampler, bursts, coarser, disk_of, rates, read_disk, split
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.records.events import DiskLine
 from ecrl_cli.studies.frame.result import Column, Figure, Findings, Series, Table
@@ -102,7 +103,7 @@ class Stretch:
         """Bytes per second that the device wrote: the median over saves, and the median over intervals without one. Other writers' bursts would
         distort a mean."""
         saving = [written / (after.at - before.at) for written, (before, after) in zip(self.written(), self.saves, strict=True)]
-        return median(saving), median([rate.written for rate in self.split(self.finest)[1]] or [0.0])
+        return median(saving), median([rate.written for rate in split(self.intervals[self.finest], self.spans())[1]] or [0.0])
 
     def lags(self) -> list[float | None]:
         """Seconds from each submission until the device had written as many bytes as the payload; None: not within the stretch."""
@@ -112,13 +113,9 @@ class Stretch:
         later = sorted((line for line in (*self.lines, after) if line.at > before.at), key=lambda line: line.at)
         return next((line.at - before.at for line in later if line.write_bytes - before.write_bytes >= self.payload), None)
 
-    def split(self, interval_s: float) -> tuple[list[DiskRate], list[DiskRate]]:
-        """The intervals in which a checkpoint was being written, and the others."""
-        held, free = list[DiskRate](), list[DiskRate]()
-        for rate in self.intervals[interval_s]:
-            busy = any(before.at < rate.end and after.at > rate.start for before, after in self.saves)
-            (held if busy else free).append(rate)
-        return held, free
+    def spans(self) -> list[tuple[float, float]]:
+        """Of each save, when it was submitted and acknowledged."""
+        return [(before.at, after.at) for before, after in self.saves]
 
     def figure(self) -> Figure:
         series = tuple(
@@ -149,17 +146,8 @@ def _bursts(stretches: Sequence[Stretch]) -> Table:
 
 
 def _burst(stretch: Stretch, interval_s: float) -> dict[str, Any]:
-    from scipy import stats  # import takes most of a second
-
-    held, free = stretch.split(interval_s)
-    row: dict[str, Any] = {"mode": stretch.mode, "interval": interval_s, "held": len(held), "free": len(free)}
-    if not held or not free:
-        return row
-    ours, theirs = [rate.written for rate in held], [rate.written for rate in free]
-    bar = sorted(theirs)[int(0.9 * (len(theirs) - 1))]
-    row |= {"tps_held": sum(rate.tps for rate in held) / len(held), "tps_free": sum(rate.tps for rate in free) / len(free)}
-    row |= {"written_held": median(ours), "written_free": median(theirs), "above": sum(value > bar for value in ours)}
-    return row | {"p": float(stats.mannwhitneyu(ours, theirs, alternative="greater").pvalue)}
+    found = bursts(stretch.intervals[interval_s], stretch.spans())
+    return {"mode": stretch.mode, "interval": interval_s} | {key: value for key, value in asdict(found).items() if value is not None}
 
 
 def _saves(stretches: Sequence[Stretch]) -> Table:

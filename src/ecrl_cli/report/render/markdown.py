@@ -12,6 +12,7 @@ from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.study_record import StudyResult
 from ecrl_cli.report.tables.checkpointers import checkpointers_table
 from ecrl_cli.report.tables.comparisons import brief, tables
+from ecrl_cli.report.tables.disk import disk_table
 from ecrl_cli.report.tables.quality import quality_table
 from ecrl_cli.report.tables.records import CSV_FILES
 from ecrl_cli.report.tables.renderers import escaped, markdown_of, markdown_section, terminal_of
@@ -59,7 +60,8 @@ def markdown(comparison: Comparison, summary: ReportSummary, figures: Sequence[s
         lines += ["## Not compared", "", *(f"- {escaped(run.name)}: {escaped(run.reason)}" for run in comparison.left_out), ""]
     if not comparison.runs:
         return "\n".join(lines)
-    for table in [checkpointers_table(comparison, studies), quality_table(comparison), recoveries_table(comparison), *tables(comparison)]:
+    own = [table(comparison) for table in (quality_table, recoveries_table, disk_table)]
+    for table in [checkpointers_table(comparison, studies), *own, *tables(comparison)]:
         lines += markdown_section(table) if table else []
     lines += ["## Figures", "", *(f"![{name}](figures/{name}.png)" for name in figures), ""]
     lines += ["Goodput is committed steps per second of wall time, from the supervisor's launch to the target."]

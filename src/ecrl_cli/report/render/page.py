@@ -32,6 +32,7 @@ from ecrl_cli.report.render.sweep_diff import against_sentences, against_tables
 from ecrl_cli.report.tables import runs
 from ecrl_cli.report.tables.checkpointers import checkpointers_table
 from ecrl_cli.report.tables.comparisons import SHORT, compared_table, noise_table, overlap_table, wins_table
+from ecrl_cli.report.tables.disk import disk_table
 from ecrl_cli.report.tables.quality import quality_table
 from ecrl_cli.report.tables.renderers import MOST_ROWS, cut_note, page_rows
 from ecrl_cli.report.tables.runs import measures_table, restarts_table
@@ -135,6 +136,7 @@ def _of_runs(comparison: Comparison, drawn: Figures) -> dict[str, Any]:
         "costs": runs.costs_table(comparison),
         "quality": quality_table(comparison),
         "recoveries": runs.recoveries_table(comparison),
+        "disk": disk_table(comparison),
         "arms": runs.arms_table(comparison),
         "runs": runs.runs_table(comparison, anchors),
         "divergence": runs.divergence_table(comparison, anchors),
