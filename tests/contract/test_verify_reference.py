@@ -19,7 +19,7 @@ from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.verify import reference
 from ecrl_cli.verify.disturbance import disturbance, uninterrupted
 from ecrl_cli.verify.reference import References, bounded, origin
-from ecrl_cli.verify.registry import run_checks
+from ecrl_cli.verify.registry import checks_alone
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import RunBuilder, build_blk, build_clean, build_ref, config_of
@@ -167,13 +167,13 @@ def test_a_reference_in_the_folder_of_references_is_found(sweep: Path) -> None:
     assert (verdict.status, verdict.reference) == (VALID, "references/digits-ref"), render(verdict)
 
 
-def test_each_reference_is_judged_once_for_all_runs(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_run_is_checked_once_alone_as_itself_and_as_a_reference(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judged = []
-    monkeypatch.setattr("ecrl_cli.verify.reference.run_checks", lambda case: judged.append(case.run.layout.root.name) or run_checks(case))
+    monkeypatch.setattr("ecrl_cli.verify.reference.checks_alone", lambda case: judged.append(case.run.layout.root.name) or checks_alone(case))
     known = References()
     for name in ("blk", "blk", "ref"):
         verify_run(sweep / name, None, known)
-    assert sorted(judged) == ["clean", "ref"]
+    assert sorted(judged) == ["blk", "clean", "ref"]
 
 
 HANG = {"ranks": [1], "phase": "step", "global_step": 3, "waited_s": 9.0, "limit_s": 5.0, "text": "stands still"}
@@ -221,13 +221,13 @@ def test_a_reference_that_began_anew_from_its_first_step_may_vouch(sweep: Path) 
     assert disturbance(load(layout)) == "attempt 0 stopped" and uninterrupted(load(layout))
 
 
-def test_a_reference_is_read_once_for_all_its_siblings(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_read_once_as_itself_and_as_a_reference(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records are most of what a verdict costs."""
     read: list[str] = []
     monkeypatch.setattr(reference, "bounded", lambda layout: read.append(layout.root.name) or bounded(layout))
     known = References()
     statuses = [verify_run(recorded / name, known=known).status for name in ("blk", "ref", "clean", "blk")]
-    assert statuses == [VALID] * 4 and sorted(read) == ["clean", "ref"]
+    assert statuses == [VALID] * 4 and sorted(read) == ["blk", "clean", "ref"]
 
 
 def test_records_that_changed_meanwhile_are_read_anew(sweep: Path) -> None:

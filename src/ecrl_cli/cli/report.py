@@ -20,9 +20,8 @@ from rich.progress import Progress
 from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report, github, junit
 from ecrl_cli.cli.console import Parser, out, restrict, say
 from ecrl_cli.cli.targets import checked
-from ecrl_cli.cli.verify import judge
+from ecrl_cli.cli.verify import judge, side_by_side
 from ecrl_cli.errors import ConfigError, EcrlError
-from ecrl_cli.linux.parallel import parallel_map
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report as build_report
@@ -109,7 +108,8 @@ def verify_missing(folders: list[Path]) -> None:
             elif bar.disable and len(due) > 1:
                 say(f"verified {run}")
 
-        parallel_map(partial(_judged, known=References()), due, done=judged)
+        known = References()
+        side_by_side(partial(_judged, known=known), due, known, done=judged)
 
 
 def _runs_in(folder: Path) -> list[Path]:

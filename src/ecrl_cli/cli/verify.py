@@ -7,11 +7,12 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ecrl_cli.checkpoint.format.names import STEP_METADATA
 from ecrl_cli.checkpoint.repair.repair import check_folder
@@ -35,6 +36,7 @@ from ecrl_cli.verify.reference import References
 from ecrl_cli.verify.verdict import render
 from ecrl_cli.verify.verify_run import named, verify_run
 
+T = TypeVar("T")
 _EXIT = {"valid": 0, "invalid": 1, "unknown": 3}
 _WORST_FIRST = (5, 4, 1, 2, 3, 0)
 
@@ -61,7 +63,7 @@ def verify(argv: Sequence[str]) -> int:
     collecting = gc.isenabled()
     gc.disable()  # records are many objects without cycles: looking for cycles among them is an eighth of the time
     try:
-        answers = dict(zip(map(str, runs), parallel_map(partial(judge, reference=reference, known=known), runs), strict=True))
+        answers = dict(zip(map(str, runs), side_by_side(partial(judge, reference=reference, known=known), runs, known), strict=True))
     finally:
         if collecting:
             gc.enable()
@@ -141,6 +143,24 @@ def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:
         raise ConfigError("--repair", f"takes the checkpoints of one folder, got {len(folders)}", "name one folder of checkpoints")
     if flags.repair:
         check_folder(flags.repair, folders[0].folder)
+
+
+def side_by_side(judged: Callable[[Path], T], runs: Sequence[Path], known: References, done: Callable[[T], object] = lambda answer: None) -> list[T]:
+    """`judged` of each run, in order, in several processes. Runs that are each other's references go to one of them, which then checks each once;
+    not where there are so few that another process would wait."""
+    groups = defaultdict[object, list[int]](list)
+    for place, run in enumerate(runs):
+        stored = known.stored(RunLayout(named(run)))
+        groups[named(run).parent, stored.reference_id if stored else run].append(place)
+    if len(groups) < 2 * (os.cpu_count() or 1):
+        return parallel_map(judged, runs, done=done)
+
+    def each(places: list[int]) -> list[T]:
+        return [judged(runs[place]) for place in places]
+
+    answers = parallel_map(each, list(groups.values()), done=lambda found: [done(answer) for answer in found])
+    found = {place: answer for places, of_group in zip(groups.values(), answers, strict=True) for place, answer in zip(places, of_group, strict=True)}
+    return [found[place] for place in range(len(runs))]
 
 
 def judge(run: Path, reference: Path | None, known: References) -> VerifyOutput:

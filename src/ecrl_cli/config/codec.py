@@ -54,7 +54,8 @@ def hints_of(kind: Any) -> dict[str, Any]:
 Decoder = Callable[[Any, str], Any]  # a value from JSON, and where it stands, for messages
 
 
-def _alternatives(hint: Any) -> tuple[Any, ...]:
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types of a union; of any other hint, itself."""
     return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
@@ -131,7 +132,7 @@ def _dataclass_decoder(kind: Any) -> Decoder:
     hints, missing = hints_of(kind), dataclasses.MISSING
     required = tuple(f.name for f in dataclasses.fields(kind) if f.default is missing and f.default_factory is missing)
     # By field: the types whose values are accepted as they are, and for those that may be integers the minimum and maximum.
-    plain = {name: tuple(t for t in _alternatives(hint) if t in _PLAIN) for name, hint in hints.items()}
+    plain = {name: tuple(t for t in alternatives(hint) if t in _PLAIN) for name, hint in hints.items()}
     bounded = tuple((name, *LIMITS.get(name, (-WHOLE, WHOLE))) for name, accepted in plain.items() if int in accepted)
 
     def decoded(value: Any, where: str) -> Any:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -144,6 +145,21 @@ def _digest_or_reason(path: Path, limit: int) -> str:
         return f"not read: {error.fact}"
     except OSError as error:
         return f"not read: {error.strerror}"
+
+
+def file_states(layout: RunLayout) -> tuple[tuple[str, int, int, int], ...]:
+    """Path, size, inode and time of every file of the run, but for what judging it writes: they stay the same where nothing was written since.
+
+    Cheap, for one process that has read the run before; what is kept on file rests on digests of the content.
+    """
+    found = []
+    for folder, _, names in os.walk(layout.root):
+        for path in (Path(folder, name) for name in names):
+            if path not in (layout.verdict, layout.divergence):
+                with suppress(OSError):
+                    state = path.lstat()
+                    found.append((layout.relative(path), state.st_size, state.st_ino, state.st_mtime_ns))
+    return tuple(sorted(found))
 
 
 def checkpoint_states(layout: RunLayout) -> dict[str, dict[str, Any]]:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
-from ecrl_cli.config.codec import decode, encode
+import msgspec
+
+from ecrl_cli.config.codec import alternatives, decode, encode, hints_of
+from ecrl_cli.config.limits import LIMITS, WHOLE
 from ecrl_cli.errors import RecordError, StorageError
 from ecrl_cli.records.safe_read import MAX_JOURNAL, parsed, read_lines, read_whole
 
 T = TypeVar("T")
+_WIDE = 2.0**63  # an integer beyond is refused, where a float is expected too: lines with such numbers are left to `decode`
 MOST_TORN = 1000  # each is left by a process that died in the middle of a write
 
 
@@ -75,18 +82,68 @@ def read_journal(path: Path, kind: type[T], limit: int = MAX_JOURNAL) -> Lines[T
     if not path.exists():
         return Lines((), (), 0)
     shared = getattr(kind, "SHARED", False)
+    at_once = line_decoder(kind)  # type: ignore[arg-type]  # a type is hashable
     events: list[T] = []
     raw: list[bytes] = []
     torn = 0
     for number, (line, whole) in enumerate(read_lines(path, limit), start=1):
-        if not whole or (shared and not _is_json(line)):
+        event = at_once(line) if whole else None
+        if not whole or (event is None and shared and not _is_json(line)):
             torn += 1
             if torn > MOST_TORN:
                 raise RecordError(f"{path.name}:{number}", f"more than {MOST_TORN} lines are torn", "restore the file")
             continue
-        events.append(_parsed(path, number, line, kind))
+        events.append(_parsed(path, number, line, kind) if event is None else event)
         raw.append(line + b"\n")
     return Lines(tuple(events), tuple(raw), torn)
+
+
+@cache
+def line_decoder(kind: type[T]) -> Callable[[bytes], T | None]:
+    """What decodes a line in one go, about eight times as fast as `decode`. It gives None for a line that it does not take; then `decode` says
+    what is wrong with it, or takes it after all (NaN, a number that only a float can hold).
+
+    A run has thousands of lines. This takes less than `decode` does and never more: a kind with fields that it could read otherwise has none.
+    """
+    fields = [_field(field, hints_of(kind)[field.name]) for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # kinds of events
+    if None in fields or hasattr(kind, "__post_init__"):
+        return lambda line: None
+    parse = msgspec.json.Decoder(msgspec.defstruct(kind.__name__, fields, forbid_unknown_fields=True)).decode  # type: ignore[arg-type]
+    values, new = msgspec.structs.asdict, kind.__new__
+
+    def decoded(line: bytes) -> T | None:
+        try:
+            found = values(parse(line))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        event = new(kind)
+        object.__setattr__(event, "__dict__", found)  # what its __init__ does field by field: a frozen class's takes longer than the rest
+        return event
+
+    return decoded
+
+
+def _field(field: dataclasses.Field[Any], hint: Any) -> tuple[str, Any] | tuple[str, Any, Any] | None:
+    """The field for msgspec, with the range of its numbers; None for a hint that the two decoders could read differently."""
+    hints = [_bounded(field.name, each) for each in alternatives(hint)]
+    if None in hints or len([each for each in alternatives(hint) if each in (int, float, str, bool)]) > 1:
+        return None
+    found: Any = hints[0]
+    for each in hints[1:]:
+        found |= each
+    if field.default_factory is not dataclasses.MISSING:
+        return field.name, found, msgspec.field(default_factory=field.default_factory)
+    return (field.name, found) if field.default is dataclasses.MISSING else (field.name, found, field.default)
+
+
+def _bounded(name: str, hint: Any) -> Any:
+    if hint is int:
+        low, high = LIMITS.get(name, (-WHOLE, WHOLE))
+        return Annotated[int, msgspec.Meta(ge=low, le=high)]
+    number = Annotated[float, msgspec.Meta(gt=-_WIDE, lt=_WIDE)]
+    if hint in (str, bool, type(None), dict[str, str]):
+        return hint
+    return {float: number, tuple[float, ...]: tuple[number, ...], dict[str, float]: dict[str, number]}.get(hint)
 
 
 def _is_json(line: bytes) -> bool:

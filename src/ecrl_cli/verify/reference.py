@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ecrl_cli.config.elastic import fits
 from ecrl_cli.config.identity import reference_id
@@ -12,11 +13,12 @@ from ecrl_cli.errors import EcrlError, RecordError, plural
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.lineage import lineage
 from ecrl_cli.history.load import RunRecords, load
+from ecrl_cli.records.digests import file_states
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.records.run_config import StoredConfig, read_run_config
 from ecrl_cli.verify.disturbance import uninterrupted
-from ecrl_cli.verify.registry import run_checks
-from ecrl_cli.verify.verdict import VALID, worst
+from ecrl_cli.verify.registry import CHECKS, checks_alone, guarded
+from ecrl_cli.verify.verdict import VALID, Finding, worst
 from ecrl_cli.verify.verification_input import Case, same_sizes
 
 PREFERRED = ("ref", "clean")  # variants, best reference first
@@ -26,15 +28,19 @@ KEPT = 12  # runs whose records stay in memory: those that a suite's arms and se
 
 @dataclass
 class References:
-    """A cache for all runs that one command verifies: each reference is verified once, and the records read last are kept.
+    """A cache for all runs that one command verifies: what is checked of a run alone is checked once, as itself and as a reference, and the
+    records read last are kept.
 
     `seal_key`: the key under which a run must be sealed; empty: the one that its configuration names, if available.
     """
 
     seal_key: bytes = b""
     _stored: dict[Path, StoredConfig | None] = field(default_factory=dict)
-    _doubts: dict[Path, str] = field(default_factory=dict)
+    _states: dict[Path, object] = field(default_factory=dict)
     _records: dict[Path, RunRecords] = field(default_factory=dict)
+    _cases: dict[Path, Case] = field(default_factory=dict)
+    _alone: dict[Path, dict[str, Finding]] = field(default_factory=dict)
+    _doubts: dict[Path, str] = field(default_factory=dict)
 
     def stored(self, layout: RunLayout) -> StoredConfig | None:
         """The configuration of the run at `layout`; None if there is no readable one."""
@@ -46,22 +52,36 @@ class References:
         return self._stored[layout.root]
 
     def records(self, layout: RunLayout) -> RunRecords:
-        """As `bounded`, from the cache where the run is among the KEPT read last: siblings share their references."""
-        return self.keep(self._records.get(layout.root) or bounded(layout))
-
-    def keep(self, records: RunRecords) -> RunRecords:
-        """Cache these records as those read last."""
-        self._records.pop(records.layout.root, None)
-        self._records[records.layout.root] = records
+        """As `bounded`, from the cache where the run is among the KEPT read last and its files are as they were: siblings share references."""
+        root, state = layout.root, file_states(layout)
+        if self._states.get(root) != state:
+            for cache in (self._records, self._cases, self._alone, self._doubts):
+                cache.pop(root, None)
+        self._states[root] = state
+        records = self._records.pop(root, None) or bounded(layout)
+        self._records[root] = records
         while len(self._records) > KEPT:
-            del self._records[next(iter(self._records))]
+            oldest = next(iter(self._records))
+            del self._records[oldest]
+            self._cases.pop(oldest, None)
         return records
+
+    def findings(self, records: RunRecords, **beside: Any) -> tuple[Finding, ...]:
+        """One per promise, of the run with these records. `beside`: its reference and the like, as fields of `Case`."""
+        root = records.layout.root
+        if root not in self._cases:
+            self._cases[root] = Case(records, seal_key=self.seal_key)
+        alone = self._cases[root]
+        if root not in self._alone:
+            self._alone[root] = checks_alone(alone)
+        case = alone.beside(**beside)
+        return tuple(self._alone[root].get(promise) or guarded(promise, check, case) for promise, check in CHECKS.items())
 
     def doubt(self, records: RunRecords) -> str:
         """Why the run cannot serve as a reference because it is not valid itself; empty if it can. Verified without a reference, to avoid cycles."""
         root = records.layout.root
         if root not in self._doubts:
-            findings = run_checks(Case(records, seal_key=self.seal_key))
+            findings = self.findings(records)
             status = worst(finding.status for finding in findings)
             first = next(finding.message for finding in findings if finding.status == status)
             self._doubts[root] = "" if status == VALID else f"the reference {root.name} is {status}: {first}"

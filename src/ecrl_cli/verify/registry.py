@@ -44,11 +44,17 @@ CHECKS: dict[str, Check] = {
     TARGET: target_reached,
     SEALED: records_sealed,
 }
+COMPARING = (INPUT, TRAJECTORY, STATE, RECORDS)  # promises that are held against the reference too; the others are of the run alone
 
 
 def run_checks(case: Case) -> tuple[Finding, ...]:
     """Run every check: one finding per promise."""
     return tuple(guarded(promise, check, case) for promise, check in CHECKS.items())
+
+
+def checks_alone(case: Case) -> dict[str, Finding]:
+    """The findings, by promise, that no other run has a part in."""
+    return {promise: guarded(promise, check, case) for promise, check in CHECKS.items() if promise not in COMPARING}
 
 
 def guarded(promise: str, check: Check, case: Case) -> Finding:

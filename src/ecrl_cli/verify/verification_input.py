@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 from ecrl_cli.history.lineage import Lineage, lineage
 from ecrl_cli.history.load import RunRecords
@@ -31,6 +32,13 @@ class Case:
     others: tuple[RunRecords, ...] = ()
     doubts: tuple[str, ...] = ()
     disturbed_alike: tuple[str, ...] = ()
+
+    def beside(self, **others: Any) -> Case:
+        """The same run with a reference and the like; what was computed of the run is taken over."""
+        made = replace(self, **others)
+        given = {field.name for field in fields(self)}
+        made.__dict__.update({name: value for name, value in self.__dict__.items() if name not in given})
+        return made
 
     @cached_property
     def path(self) -> Lineage:

@@ -9,10 +9,9 @@ from ecrl_cli.errors import EvidenceMissing, RunDirectoryError
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.verify.disturbance import uninterrupted
-from ecrl_cli.verify.reference import FoundReferences, References, bounded, find_references, origin, reference_ids
-from ecrl_cli.verify.registry import run_checks
+from ecrl_cli.verify.reference import FoundReferences, References, find_references, origin, reference_ids
 from ecrl_cli.verify.verdict import Verdict
-from ecrl_cli.verify.verification_input import Case, same_sizes
+from ecrl_cli.verify.verification_input import same_sizes
 
 
 def verify_run(run_dir: Path, reference: Path | None = None, known: References | None = None) -> Verdict:
@@ -22,20 +21,19 @@ def verify_run(run_dir: Path, reference: Path | None = None, known: References |
     EvidenceMissing if `run_dir` is no readable run; RunDirectoryError if `reference` is none or cannot be compared.
     """
     known = known or References()
-    run = known.keep(bounded(RunLayout(named(run_dir))))
+    run = known.records(RunLayout(named(run_dir)))
     siblings = find_references(run, known)
     references = _given_reference(run, reference, known) if reference else siblings
     chosen = references.usable[0] if references.usable else None
-    case = Case(
+    findings = known.findings(
         run,
-        chosen,
-        _noise_floor(run, siblings.usable),
+        reference=chosen,
+        floor=_noise_floor(run, siblings.usable),
         others=references.usable[1:],
         doubts=references.doubts,
         disturbed_alike=references.disturbed_alike,
-        seal_key=known.seal_key,
     )
-    return Verdict(run.layout.root.name, run.stored.run_id, called(chosen), run_checks(case))
+    return Verdict(run.layout.root.name, run.stored.run_id, called(chosen), findings)
 
 
 def called(reference: RunRecords | None) -> str:
