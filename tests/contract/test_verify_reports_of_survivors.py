@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ecrl_cli.checkpoint.format.canonical_json import digest
 from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.disk_state import on_disk
-from ecrl_cli.verify.survivor_reports import _silent_after
+from ecrl_cli.verify.survivor_reports import _contradictions, _silent_after
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
@@ -63,6 +64,13 @@ def test_who_reports_was_living_and_who_recorded_nothing_more_was_not(lossy: Run
     last = max(lines.events[-1].at for lines in case.run.logs(0).ranks.values())
     assert [_silent_after(case, first, rank, last) for rank in range(4)] == [False, False, True, True]
     assert not _silent_after(case, first, 3, case.run.logs(0).ranks[3].events[-1].at - 0.001)
+
+
+def test_whom_a_report_names_as_left_were_ranks_of_the_attempt_and_all_of_them_may_be(lossy: RunLayout) -> None:
+    records = load(lossy)
+    report = replace(records.logs(0).survivor_reports[0].events[0], redone=())
+    said = {alive: _contradictions(records.attempts[0], 0, replace(report, alive=alive)) for alive in ((0, 1, 2, 3), (0, 1, 4), (1, 2))}
+    assert [any("as left" in text for text in texts) for texts in said.values()] == [False, True, True]
 
 
 def goes_further(run: RunLayout) -> None:

@@ -145,6 +145,9 @@ ROWS: dict[str, Row] = {
         f"after step 24 in attempt 1 {UNREACHED}",
         right=(lambda found: attempts(measured(1, 20, global_step=24)(found), 1, last_step=24), lambda found: found),
     ),
+    "behind an attempt that logged no step": Row(
+        records_consistent, "evaluated", lambda found: attempts(measured(1, 20, global_step=24)(found), 1, last_step=None), UNREACHED, None
+    ),
     "of nothing": Row(records_consistent, "evaluated", measured(1, 8, samples=0), "after step 8 in attempt 1 measured nothing"),
     "without a measure": Row(records_consistent, "evaluated", measured(1, 8, measures={}), "after step 8 in attempt 1 measured nothing"),
     **{

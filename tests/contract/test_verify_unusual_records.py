@@ -11,7 +11,7 @@ from ecrl_cli.config.schema import SupervisionConfig
 from ecrl_cli.history.load import NOTHING, AttemptRecords, RunRecords, load
 from ecrl_cli.records.events import Hang, InjectedFault, Straggler
 from ecrl_cli.records.journal import Lines
-from ecrl_cli.verify.checkpoints import checkpoints_accounted
+from ecrl_cli.verify.checkpoints import checkpoints_accounted, no_acknowledged_loss
 from ecrl_cli.verify.consistency import records_consistent, target_reached
 from ecrl_cli.verify.exactly_once import exactly_once
 from ecrl_cli.verify.registry import CHECKS
@@ -20,7 +20,7 @@ from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import WALL, build_blk, build_elastic
-from tests.runs.changed import Records, attempts, configured, kept, left, logged, ordered, sessions, supervised
+from tests.runs.changed import Records, attempts, configured, event, kept, left, logged, ordered, sessions, supervised
 from tests.runs.struck import build_bereft
 
 Check = Callable[[Case], Finding]
@@ -79,6 +79,17 @@ def slow(**changes: object) -> Records:
 def after_a_long_step(change: Records) -> Records:
     """Step 9 took all ranks 0.6 s."""
     return lambda found: change(logged(found, lambda line: replace(line, seconds=0.6) if line.global_step == 9 else line))
+
+
+def with_part(name: str) -> Records:
+    """Of the stall of step 6 a millisecond is booked as `name`, which its parts already make up."""
+
+    def change(found: RunRecords) -> RunRecords:
+        line = next(line for line in found.logs(0).checkpoints.events if (line.event, line.global_step) == ("released", 6))
+        most = max(line.stall_parts, key=lambda part: line.stall_parts[part])
+        return event(found, 0, "released", 6, stall_parts=line.stall_parts | {most: line.stall_parts[most] - 0.001, name: 0.001})
+
+    return change
 
 
 # By name: what is unusual, whether it is broken, and the words.
@@ -237,6 +248,14 @@ CONTRADICTED: dict[str, tuple[Check, Records, str]] = {
         lambda found: supervised(found, sessions=(*found.sessions, replace(found.sessions[0], boot_id="another"))),
         "sessions 0 and 1 name two boots, and their clocks began at the same instant",
     ),
+    **{
+        f"a stall with a part of another strategy, {name}": (
+            time_conserved,
+            with_part(name),
+            f"has 0.001000 s of {name}, which this strategy does not spend",
+        )
+        for name in ("enqueue", "copy_wait")
+    },
     "a step logged twice": (
         exactly_once,
         lambda found: logged(found, lambda line: replace(line, global_step=4, cursor_step=3) if line.global_step == 5 else line),
@@ -299,6 +318,12 @@ UNUSUAL: dict[str, tuple[Check, Records, str, str]] = {
         "the run is stopped at step 24 of 24",
     ),
     "no attempt": (target_reached, lambda found: supervised(found, attempts=()), INVALID, "its last attempt is not on record"),
+    "no data set of images that are made": (
+        records_consistent,
+        lambda found: configured(replace(found, dataset=None), dataset=replace(found.stored.config.dataset, name="fake")),
+        UNKNOWN,
+        "steps_per_epoch is 10, the records fold to 0 (dataset.json is missing)",
+    ),
     "no data set": (exactly_once, lambda found: replace(found, dataset=None), UNKNOWN, "dataset.json is missing"),
 }
 
@@ -314,6 +339,12 @@ def test_what_is_unusual_has_one_status(blk: RunRecords, name: str) -> None:
 def test_a_death_behind_the_target_is_explained_by_a_fault_behind_it(blk: RunRecords, at: float, explained: bool) -> None:
     words = "attempt 2 completed, and rank 1 ended with signal 9: nothing on record explains that"
     assert told(records_consistent(Case(ended_late(at)(blk))), words) != explained
+
+
+@pytest.mark.parametrize(("status", "wrong"), [("completed", True), ("running", False)])
+def test_of_a_run_that_goes_on_the_last_commit_need_not_be_acknowledged_yet(blk: RunRecords, status: str, wrong: bool) -> None:
+    finding = no_acknowledged_loss(Case(supervised(event(blk, 2, "committed", 24), terminal_status=status)))
+    assert told(finding, "step_00000024 is committed on disk and no line acknowledges it") == wrong, finding
 
 
 def test_a_supervisor_that_was_killed_may_leave_a_death_that_nothing_says(bereft: RunRecords) -> None:

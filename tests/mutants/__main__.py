@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -42,27 +42,31 @@ def say(line: str) -> None:
 
 @dataclass(frozen=True)
 class Tests:
-    """Which tests run a line, and how long each takes."""
+    """Which tests run a line, how long each takes, and how many lines it runs in all."""
 
     seconds: dict[str, float]
     lines: dict[str, dict[int, frozenset[str]]]
+    extent: Counter[str]
 
     def against(self, fault: Fault, source: str) -> list[str]:
-        """The tests of its lines, the quick ones of each file first and the files in turn, up to the budget."""
+        """The tests of its lines up to the budget: in turn one that runs little else, and a quick one of another file."""
         found = set(self._of(fault.file, range(fault.line, fault.last + 1)))
         if fault.function == "<module>":
             found |= set(self._of(fault.file, _mentions(source, fault.line)))
+        usable = [test for test in found if not any(name in test for name in FORKED_BADLY)]
         by_file = defaultdict(list)
-        for test in sorted(found, key=lambda test: self.seconds[test]):
-            if not any(name in test for name in FORKED_BADLY):
-                by_file[test.partition("::")[0]].append(test)
-        turns = sorted((turn, self.seconds[test], test) for tests in by_file.values() for turn, test in enumerate(tests))
-        chosen, left = [], BUDGET_S
-        for _, seconds, test in turns:
-            if seconds <= left:
-                chosen.append(test)
-                left -= seconds
-        return chosen
+        for test in sorted(usable, key=lambda test: self.seconds[test]):
+            by_file[test.partition("::")[0]].append(test)
+        turns = [(turn, self.seconds[test], test) for tests in by_file.values() for turn, test in enumerate(tests)]
+        wide = [test for *_, test in sorted(turns)]
+        narrow = sorted(usable, key=lambda test: self.extent[test])
+        chosen: dict[str, None] = {}
+        left = BUDGET_S
+        for test in (test for pair in zip(narrow, wide, strict=True) for test in pair):
+            if test not in chosen and self.seconds[test] <= left:
+                chosen[test] = None
+                left -= self.seconds[test]
+        return list(chosen)
 
     def _of(self, file: str, lines: Iterable[int]) -> Iterator[str]:
         of_file = self.lines.get(file, {})
@@ -167,7 +171,7 @@ def _covering(workers: int) -> Tests:
             for line, places in by_line.items():
                 found = frozenset(content["tests"][place] for place in places)
                 lines[file][int(line)] = lines[file].get(int(line), frozenset()) | found
-    return Tests(seconds, lines)
+    return Tests(seconds, lines, Counter(test for by_line in lines.values() for found in by_line.values() for test in found))
 
 
 def _judge(faults: list[Fault], sources: dict[str, str], tests: Tests, workers: int) -> Iterator[tuple[Fault, str, str | None]]:
@@ -186,7 +190,8 @@ def _judge(faults: list[Fault], sources: dict[str, str], tests: Tests, workers: 
 
         try:
             with ThreadPoolExecutor(workers) as pool:
-                yield from pool.map(judge, faults)
+                for judged in as_completed([pool.submit(judge, fault) for fault in faults]):
+                    yield judged.result()
         finally:
             for worker in started:
                 worker.process.kill()
@@ -211,8 +216,7 @@ class Worker:
         if not against:
             return "not run by a test", None
         for _ in range(3):
-            due = sum(tests.seconds[test] for test in against)
-            code, failed = self._ask(fault.file, fault.planted(source.encode()).decode(), against, 60 + 3 * due)
+            code, failed = self._ask(fault.file, fault.planted(source.encode()).decode(), against, max(map(tests.seconds.__getitem__, against)))
             if code is None:
                 return "hung", None
             if code == 0:
@@ -224,12 +228,12 @@ class Worker:
 
     def _is_sound(self, test: str, tests: Tests) -> bool:
         if test not in self.sound:
-            self.sound[test] = self._ask(None, None, [test], 60 + 3 * tests.seconds.get(test, 1.0))[0] == 0
+            self.sound[test] = self._ask(None, None, [test], tests.seconds.get(test, 1.0))[0] == 0
         return self.sound[test]
 
-    def _ask(self, file: str | None, source: str | None, tests: list[str], seconds: float) -> tuple[int | None, str | None]:
+    def _ask(self, file: str | None, source: str | None, tests: list[str], longest_s: float) -> tuple[int | None, str | None]:
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps({"file": file, "source": source, "tests": tests, "seconds": seconds}) + "\n")
+        self.process.stdin.write(json.dumps({"file": file, "source": source, "tests": tests, "silence_s": 20 + 4 * longest_s}) + "\n")
         self.process.stdin.flush()
         answer = json.loads(self.process.stdout.readline())
         return answer["code"], answer["test"]

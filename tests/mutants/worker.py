@@ -1,7 +1,7 @@
 """`python -m tests.mutants.worker`, in a copy of the tree: runs tests against one fault after another, each in a fork that begins with all imported.
 
-A JSON line in: `file`, `source` (what it becomes for this fault) or null, `tests`, `seconds` (it may take). A JSON line out: `code`, pytest's exit
-code, or null where the time was over; `test`, the first that failed.
+A JSON line in: `file`, `source` (what it becomes for this fault) or null, `tests`, `silence_s` (for which none of them may end). A JSON line out:
+`code`, pytest's exit code, or null where it was silent for longer; `test`, the first that failed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
             os.utime(file, (count, count))  # no compiled file is of this time: what was compiled before does not stand for it
         if (child := os.fork()) == 0:
             _run_tests(task["tests"], written)
-        code = _ended(child, task["seconds"])
+        code = _ended(child, written, task["silence_s"])
         if task["source"] is not None:
             file.write_bytes(original)
         failed = FAILED.search(written.read_text(errors="replace"))
@@ -59,13 +59,16 @@ def _run_tests(tests: list[str], written: Path) -> None:
     os._exit(code)
 
 
-def _ended(child: int, seconds: float) -> int | None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+def _ended(child: int, written: Path, silence_s: float) -> int | None:
+    """The exit code of `child`; None, and it is killed, where what it writes does not grow for so long."""
+    size, since = -1, time.monotonic()
+    while time.monotonic() < since + silence_s:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.02)
+        if written.exists() and (now := written.stat().st_size) != size:
+            size, since = now, time.monotonic()
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return None

@@ -480,3 +480,19 @@ def test_a_state_of_another_structure_waits_until_what_is_in_flight_is_written(m
     monkeypatch.setattr(strategy, "_connected", lambda layout: fresh)
     assert strategy._ready(cast("Any", "before")) is before and not heard
     assert strategy._ready(cast("Any", "another")) is fresh and heard == ["waited", "closed"]
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_only_the_rank_that_writes_prepares_a_writer(monkeypatch: pytest.MonkeyPatch, writes: bool) -> None:
+    """All ranks gather: the state of each is part of a checkpoint."""
+    strategy = OverlappedStrategy.__new__(OverlappedStrategy)
+    gathered: list[object] = []
+    state = SimpleNamespace(gather=lambda progress: gathered.append(progress))
+    strategy._context = cast(
+        "Any", SimpleNamespace(writes=writes, train_state=state, snapshotter=SimpleNamespace(refresh=lambda gathered: "the layout"))
+    )
+    strategy._client = strategy._planned = None
+    monkeypatch.setattr(strategy, "_connected", lambda layout: f"a writer for {layout}")
+    strategy.prepare()
+    assert len(gathered) == 1
+    assert (strategy._planned, strategy._client) == (("the layout", "a writer for the layout") if writes else (None, None))

@@ -120,7 +120,8 @@ def minus(text: str) -> str:
 
 def printable(text: object) -> str:
     """`text` with control characters replaced, which tables and XML cannot hold."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
+    given = str(text)
+    return given if given.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in given)
 
 
 def short(text: str, limit: int = 150) -> str:

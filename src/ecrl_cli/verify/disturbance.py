@@ -13,10 +13,6 @@ from ecrl_cli.records.events import Attempt
 ENDED_WELL = ("completed", "resized")
 
 
-def undisturbed(records: RunRecords) -> bool:
-    return not disturbance(records)
-
-
 def disturbance(records: RunRecords) -> str:
     """The first event that interrupted the run, or that keeps its records from showing an uninterrupted run; empty if there is none.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ecrl_cli.errors import EcrlError
-from ecrl_cli.records.safe_read import read_whole
+from ecrl_cli.records.safe_read import read_lines, read_whole
 from ecrl_cli.replication.report.sample import Experiment
 from ecrl_cli.replication.report.setting import WORDS, facts, shown
 from ecrl_cli.replication.report.values import PUBLISHED, SUITES
@@ -65,9 +65,9 @@ class _Logged:
         """Whether the first attempt's file, or the run's, has every field in its first line."""
         path = run.input.layout.root / self.file.replace("NN", "00").replace("R.", "0.")
         try:
-            first = read_whole(path) if path.suffix == ".json" else read_whole(path).partition(b"\n")[0]
+            first = read_whole(path) if path.suffix == ".json" else next(read_lines(path))[0]
             return set(self.fields) <= set(json.loads(first))
-        except (OSError, EcrlError, ValueError, TypeError):
+        except (OSError, EcrlError, ValueError, TypeError, StopIteration):
             return False
 
 
