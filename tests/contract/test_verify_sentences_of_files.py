@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ecrl_cli.checkpoint.format.names import LATEST, LEASE
-from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.schema import DatasetConfig, RunConfig
 from ecrl_cli.history.load import RunRecords, load, load_environment
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.checkpoints import checkpoints_accounted
@@ -202,6 +202,7 @@ def test_a_configuration_is_refused_for_what_contradicts_itself_and_not_for_this
     assert refusal(config) is None
     assert refusal(replace(config, storage=replace(config.storage, folder="/nowhere/at/all"))) is None
     assert (wrong := refusal(replace(config, seed=-1))) is not None and wrong.key == "seed"
+    assert refusal(replace(config, dataset=DatasetConfig(name="cifar10", root=""))) is None  # where the images lie is not recorded
     uneven = refusal(replace(config, global_batch=7, world_size=2))
     assert uneven is not None and uneven.key != "seed"
 

@@ -8,7 +8,8 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -28,13 +29,14 @@ from ecrl_cli.verify.consistency import records_consistent
 from ecrl_cli.verify.disk_state import quarantined_steps
 from ecrl_cli.verify.disturbance import disturbance, uninterrupted
 from ecrl_cli.verify.exactly_once import exactly_once
+from ecrl_cli.verify.recovery_choice import NOT_ACKNOWLEDGED, _check_sound
 from ecrl_cli.verify.retention import Folder
 from ecrl_cli.verify.state_consistent import state_consistent
 from ecrl_cli.verify.state_restored import state_restored
 from ecrl_cli.verify.state_values import NO_TENSORS
 from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.trajectory import same_trajectory
-from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding
+from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import _noise_floor, verify_run
 from tests.runs.builder import RunBuilder, build_blk, build_clean, build_elastic, build_ref, config_of, flip
@@ -501,3 +503,18 @@ def test_an_attempt_without_an_end_did_not_end_behind_the_next_launch(sweep: Pat
     records = read(sweep, "blk")
     for a in records.attempts[:2]:
         assert not told(time_conserved(Case(attempts(records, a.attempt, ended_at=None))), f"before attempt {a.attempt} ended")
+
+
+@pytest.mark.parametrize(
+    ("reason", "aside", "status"),
+    [("is damaged", 1, INVALID), ("is damaged", 2, VALID), (NOT_ACKNOWLEDGED, 1, VALID), ("EIO at step_00000006", 1, UNKNOWN)],
+)
+def test_a_refused_checkpoint_that_passes_is_told_where_it_must_be_that_one(reason: str, aside: int, status: str) -> None:
+    """Of a checkpoint that no line acknowledges: of two copies under its step either may have been the damaged one."""
+    case = SimpleNamespace(checkpoints=SimpleNamespace(found={1: {}}), disk=())
+    copies = [SimpleNamespace(path=f"copy {number}", report=SimpleNamespace(ok=True, commit_sha256="a" * 64)) for number in range(aside)]
+    notes = FindingBuilder("it")
+    _check_sound(
+        cast("Any", case), cast("Any", SimpleNamespace(attempt=1)), Rejected("checkpoints/step_00000006", "parts", reason), cast("Any", copies), notes
+    )
+    assert notes.finding("").status == status

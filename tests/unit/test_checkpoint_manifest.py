@@ -155,6 +155,10 @@ def test_a_manifest_of_version_1_has_its_own_names_and_is_written_as_it_was() ->
         read_manifest(canonical_json(value | {"digest": "sha256"}))
     with pytest.raises(ValueError):
         read_manifest(edited(parts=value["parts"]))
+    for newer in ("digest", "chunk_sums"):  # one name of today, beside those of then
+        mixed = value | {"parts": {MODEL: value["parts"][MODEL] | {newer: value["parts"][MODEL]["sha256"]}}}
+        with pytest.raises(ValueError, match="an entry that version 1 does not have"):
+            read_manifest(canonical_json(mixed))
 
 
 def test_a_part_s_digest_is_the_root_over_its_header_and_its_tensors() -> None:

@@ -11,6 +11,7 @@ import pytest
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse
 from ecrl_cli.checkpoint.format.image import TensorSpec
 from ecrl_cli.checkpoint.format.names import STEP_METADATA
+from ecrl_cli.checkpoint.store import integrity
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.step_metadata import StepMetadata, check_step, read_step_metadata, size_of, step_in, written
 from ecrl_cli.config.checkpointers import CheckpointerKind
@@ -119,3 +120,17 @@ def test_a_step_is_of_its_name_of_its_checkpointer_and_whole(step: Path) -> None
 @pytest.mark.parametrize(("name", "number"), [("step_00000012", 12), ("step_00000012.pt", -1), ("step_12", -1), ("latest", -1)])
 def test_the_step_stands_in_the_name_of_a_folder(name: str, number: int) -> None:
     assert step_in(Path(name)) == number
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_whose_files_are_trusted_is_the_callers_choice(step: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool) -> None:
+    """Files of another user are read where the caller says so, and only there."""
+    told: list[bool] = []
+
+    def read(fs: Any, path: Path, *, trust_owner: bool = False) -> Any:
+        told.append(trust_owner)
+        return read_step_metadata(fs, path, trust_owner=True)
+
+    monkeypatch.setattr(integrity, "read_step_metadata", read)
+    assert integrity.examine_step(step, 12, IntegrityConfig(checkpointer=KIND, trust_owner=trusted), PosixFs()).commit_sha256
+    assert told == [trusted]

@@ -13,7 +13,8 @@ from typing import Any, cast
 import pytest
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
-from ecrl_cli.checkpoint.format.names import LATEST, LEASE, MODEL, TRASH_PREFIX
+from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LEASE, MODEL, TRASH_PREFIX
+from ecrl_cli.checkpoint.store.atomic_install import remove_group
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, save_and_record
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.strategies.none import NoneStrategy
@@ -286,3 +287,17 @@ def test_a_line_torn_by_one_process_swallows_none_of_another(tmp_path: Path) -> 
     found = read_journal(path, CheckpointLine)
     assert [line.global_step for line in found.events] == [1, 2] and found.torn == 1
     assert b"".join(found.raw) == path.read_bytes().replace(b'{"event":"recei\n', b"")
+
+
+def test_a_file_that_cannot_be_removed_is_named_and_no_folder_is_looked_for_in_it(tmp_path: Path) -> None:
+    class Stubborn(PosixFs):
+        def unlink(self, path: Path) -> None:
+            raise StorageError.of("unlink", path, OSError(errno.EIO, "no"))
+
+    (tmp_path / "step" / "inner").mkdir(parents=True)
+    (tmp_path / "step" / "inner" / "file").touch()
+    (tmp_path / "step" / COMMIT).touch()
+    with pytest.raises(StorageError, match=f"EIO at {tmp_path}/step/{COMMIT}"):
+        remove_group(Stubborn(), tmp_path / "step")
+    remove_group(PosixFs(), tmp_path / "step")
+    assert not (tmp_path / "step").exists()

@@ -50,6 +50,12 @@ def test_evidence_is_shown_of_each_promise_kept_or_not() -> None:
     ]
 
 
+@pytest.mark.parametrize(("reference", "headline"), [("ref", "blk: valid (1 promise kept) (against ref)"), ("", "blk: valid (1 promise kept)")])
+def test_the_headline_names_the_reference_if_there_was_one(reference: str, headline: str) -> None:
+    verdict = Verdict("blk", "0" * 16, reference, (Finding("exactly-once", VALID, ""),))
+    assert render(verdict).splitlines()[0] == headline
+
+
 def test_what_was_not_checked_never_reads_valid() -> None:
     finding = FindingBuilder("promise").finding("nothing to compare with", checked=False)
     assert finding.status == NOT_CHECKED
