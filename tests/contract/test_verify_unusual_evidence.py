@@ -17,6 +17,7 @@ from ecrl_cli.checkpoint.format.names import COMMIT, LEASE, STEP_METADATA
 from ecrl_cli.checkpoint.store.step_metadata import StepMetadata
 from ecrl_cli.config.schema import ElasticConfig, OptimizerConfig, RecoveryConfig, WriteModeConfig
 from ecrl_cli.config.strategies import STRATEGIES
+from ecrl_cli.errors import StorageError
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.records.events import CheckpointLine, RankLine, Rejected
 from ecrl_cli.records.journal import Journal, Lines
@@ -26,7 +27,7 @@ from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.verify import metrics_cache
 from ecrl_cli.verify.checkpoints import checkpoints_accounted, no_acknowledged_loss, no_bad_checkpoint
 from ecrl_cli.verify.consistency import records_consistent
-from ecrl_cli.verify.disk_state import quarantined_steps
+from ecrl_cli.verify.disk_state import _RenamedFs, quarantined_steps
 from ecrl_cli.verify.disturbance import disturbance, uninterrupted
 from ecrl_cli.verify.exactly_once import exactly_once
 from ecrl_cli.verify.recovery_choice import NOT_ACKNOWLEDGED, _check_sound
@@ -518,3 +519,27 @@ def test_a_refused_checkpoint_that_passes_is_told_where_it_must_be_that_one(reas
         cast("Any", case), cast("Any", SimpleNamespace(attempt=1)), Rejected("checkpoints/step_00000006", "parts", reason), cast("Any", copies), notes
     )
     assert notes.finding("").status == status
+
+
+def test_what_is_quarantined_is_read_under_its_original_names_and_nothing_else_is(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "quarantine-1-step").mkdir()
+    (tmp_path / "quarantine-1-step" / "part").write_bytes(b"its part")
+    (tmp_path / "elsewhere" / "step").write_bytes(b"another's")
+    (tmp_path / "quarantine-1-file").write_bytes(b"its file")
+    fs = _RenamedFs(tmp_path, {"step": "quarantine-1-step", "file": "quarantine-1-file"})
+    assert fs.listdir(tmp_path / "step") == ["part"]
+    for path, content in (("file", b"its file"), ("elsewhere/step", b"another's"), ("step/part", None)):
+        try:
+            fd = fs.open(tmp_path / path, os.O_RDONLY)
+        except StorageError:
+            assert content is None  # of a folder's files only through the folder
+            continue
+        assert os.read(fd, 20) == content
+        fs.close(fd)
+    for folder, name, content in ((tmp_path, "file", b"its file"), (tmp_path / "elsewhere", "step", b"another's")):
+        within = fs.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fd = fs.open_at(within, name, os.O_RDONLY)
+        assert os.read(fd, 20) == content
+        fs.close(fd)
+        fs.close(within)

@@ -138,7 +138,7 @@ def test_training_goes_on_bit_for_bit_from_a_checkpoint(tmp_path: Path, settings
     run.train(5)
     strategy = strategy_of(run, tmp_path, settings)
     strategy.save(run.progress())
-    digests = run.train_state.digests()
+    digests, scaled = run.train_state.digests(), run.scaler.state_dict()
     expected = run.train(4)
     after = run.train_state.digests()
     strategy.flush()
@@ -150,7 +150,7 @@ def test_training_goes_on_bit_for_bit_from_a_checkpoint(tmp_path: Path, settings
     progress = resumed.train_state.restore(path, commit)
     assert progress == TrainPosition(5, 0, 5, 1337, "c" * 64)
     assert resumed.train_state.digests() == digests
-    assert resumed.scheduler.last_epoch == 5
+    assert resumed.scheduler.last_epoch == 5 and resumed.scaler.state_dict() == scaled
     assert resumed.train(4) == expected
     assert resumed.train_state.digests() == after
 

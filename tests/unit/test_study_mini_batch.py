@@ -6,7 +6,7 @@ import copy
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from ecrl_cli.records.layout import StudyLayout
 from ecrl_cli.records.survivor_records import LOST, REPEATED
 from ecrl_cli.replication.mini_batch import long_run
 from ecrl_cli.replication.mini_batch.cells import Cell, corrections, left_out, planned, survivors, try_scenario
-from ecrl_cli.replication.mini_batch.counts import MiniBatch, measured, predicted_s
+from ecrl_cli.replication.mini_batch.claims import claims
+from ecrl_cli.replication.mini_batch.counts import Counts, MiniBatch, measured, predicted_s
 from ecrl_cli.replication.mini_batch.findings import due, findings
 from ecrl_cli.replication.mini_batch.long_run import struck
 from ecrl_cli.replication.mini_batch.samples import samples_of
@@ -345,15 +346,57 @@ def test_the_study_runs_and_says_everything(ran: tuple[int, Path]) -> None:
     result = json.loads((folder / "result.json").read_text())
     assert (code, result["complete"], [gate for gate in result["gates"] if not gate["passed"]]) == (0, True, [])
     assert [table["name"] for table in result["tables"]] == [
-        *("accuracy", "scenarios", "properties", "replay", "corrections", "model", "outliers", "long-run", "ledger")
+        *("claims", "accuracy", "scenarios", "properties", "replay", "corrections", "model", "outliers", "long-run", "ledger")
     ]
-    accuracy = result["tables"][0]["rows"]
+    rows = {table["name"]: table["rows"] for table in result["tables"]}
+    accuracy = rows["accuracy"]
     assert sum(row["application"] == "NT3" for row in accuracy) == 2 * (2 + 1 + 3 + 3 + 2 * 2 + 2)
     exact = [row for row in accuracy if row["state"].startswith(("Checkpoint", "Consistent"))]
     assert exact and all(row["difference"] == 0 for row in exact)
     assert {figure["name"] for figure in result["figures"]} >= {"replay", "accuracy-nt3-10", "slowdown-nt3-500", "end-nt3", "evolution-nt3-accuracy"}
-    restarts = [row for row in result["tables"][3]["rows"] if row["application"] == "NT3"]
+    restarts = [row for row in rows["replay"] if row["application"] == "NT3"]
     assert [row["replayed"] for row in restarts] == [2, 5]
+
+
+def made(accuracies: list[tuple[float, float]], scale: str = "small") -> Counts:
+    """By seed: how far immediate rollback and lossy forward end from Baseline, in one cell each."""
+
+    def scenario(back: float, forward: float) -> dict[str, Any]:
+        cells = [Cell("half_updated_rollback", 25, 0, ""), Cell("lossy_forward", 25, 2, "")]
+        found = [asdict(cell) | {"accuracy": 0.5 + far, "seconds": 1.8} for cell, far in zip(cells, (-back, forward), strict=True)]
+        return {"mini_batch": 2, "before": {"accuracy": 0.45}, "baseline": {"accuracy": 0.5, "seconds": 1.0}, "cells": found}
+
+    records = [
+        Record(f"cells/nt3/{seed:03d}", {"kind": "cells", "application": "nt3", "seed": seed}, {"scenarios": [scenario(*far)]}, 0.0)
+        for seed, far in enumerate(accuracies)
+    ]
+    return Counts(replace(CONFIG, scale=scale, applications=("nt3",)), records)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "verdict", "measured"),
+    [
+        ([(0.03, 0.01), (0.04, 0.01), (0.035, 0.01)], "supported", 2.5),
+        ([(0.01, 0.03), (0.01, 0.04), (0.01, 0.035)], "contradicted", -2.5),
+        ([(0.03, 0.01), (0.01, 0.03), (0.02, 0.02)], "undecided", 0.0),
+        ([(0.03, 0.01)], "undecided", 2.0),
+    ],
+)
+def test_a_published_claim_is_judged_by_its_interval_over_the_seeds(accuracies: list[tuple[float, float]], verdict: str, measured: float) -> None:
+    nearer, twice, moved, farthest = claims(made(accuracies, "small")).rows
+    assert (nearer["verdict"], nearer["n"]) == (verdict, len(accuracies)) and nearer["measured"] == pytest.approx(measured)
+    assert (twice["verdict"], twice["measured"]) == ("supported" if len(accuracies) > 1 else "undecided", 1.8)
+    assert moved["measured"] == pytest.approx(5.0) and farthest["measured"] == pytest.approx(
+        100 * sum(back for back, _ in accuracies) / len(accuracies)
+    )
+    assert {moved["verdict"], farthest["verdict"]} == {"scale too small to say"}
+
+
+def test_without_one_of_the_two_recoveries_nothing_is_claimed() -> None:
+    counts = made([(0.03, 0.01), (0.04, 0.01)])
+    for record in counts.records:
+        record.found["scenarios"][0]["cells"].pop()
+    assert not claims(counts).rows
 
 
 def test_the_report_accepts_what_it_found(ran: tuple[int, Path]) -> None:

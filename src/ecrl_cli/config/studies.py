@@ -288,16 +288,16 @@ class MiniBatchFailure:
     """Workers die in the middle of a mini-batch; simulated, `replicas` workers in sequence. Published: 8 workers, 25, 50 and 75% of the gradients
     applied, 2 to 6 survivors.
 
-    `scale`: paper (as published, days), small (minutes on two cores), smoke (seconds). `percents`: of the gradient tensors in backward order
-    (0: in forward). `casualties`: drawn per seed, or the last workers, or the first. `data`: synthetic, or files under `root`. `mask`, `buffers`,
-    `division`: the corrections of the published simulation, each of which can be left out. `long_run`: also continue to the end of the run, after
-    one failure and after `failures`. `rounds`: of timing. `averages`: in the arm with dormant workers, 0: without it. `hours`: upper limit of the
+    `scale`: paper (as published, days), middle (learnt to a real accuracy, hours on two cores), small (minutes), smoke (seconds).
+    `percents`: of the gradient tensors in backward order (0: in forward). `casualties`: drawn per seed, or the last workers, or the first.
+    `data`: synthetic, or files under `root`. `mask`, `buffers`, `division`: the corrections of the published simulation, each of which can be left
+    out. `long_run`: also continue to the end of the run, after one failure and after `failures`. `rounds`: of timing. `averages`: in the arm with dormant workers, 0: without it. `hours`: upper limit of the
     study's own time estimate.
     """
 
     SIZES: ClassVar[tuple[str, ...]] = ("seeds", "rounds", "averages")
     name: str = "mini-batch-failure"
-    scale: str = field(default="small", metadata={"choices": ("small", "paper", "smoke")})
+    scale: str = field(default="small", metadata={"choices": ("small", "middle", "paper", "smoke")})
     applications: tuple[str, ...] = some_of(("resnet50", "nt3"))
     strategies: tuple[str, ...] = some_of(("checkpoint_restart", "half_updated_rollback", "consistent_rollback", "lossy_forward", "skip"))
     percents: tuple[int, ...] = some_counts((25, 50, 75), 0, 99)

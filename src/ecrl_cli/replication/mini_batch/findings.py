@@ -10,6 +10,7 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.metrics.statistics import ratio_of_means, summary
 from ecrl_cli.replication.mini_batch import tables
 from ecrl_cli.replication.mini_batch.cells import Cell, corrections
+from ecrl_cli.replication.mini_batch.claims import claims
 from ecrl_cli.replication.mini_batch.counts import APPLICATIONS, Case, Counts, Run, cell_of, label, measured, spread
 from ecrl_cli.replication.mini_batch.dormant import RANKS
 from ecrl_cli.replication.mini_batch.simulated_run import EXACT
@@ -214,7 +215,14 @@ _GUESS = 1.2  # accuracy as a multiple of chance; below it the model counts as u
 def findings(config: MiniBatchFailure, records: Sequence[Record]) -> Findings:
     counts = Counts(config, records)
     found = (
-        *(tables.accuracy(counts), tables.scenarios(counts), tables.properties(counts), tables.replay(counts), tables.corrections(counts)),
+        *(
+            claims(counts),
+            tables.accuracy(counts),
+            tables.scenarios(counts),
+            tables.properties(counts),
+            tables.replay(counts),
+            tables.corrections(counts),
+        ),
         *(tables.model(counts), tables.outliers(counts)),
         *(tables.long_run(counts), tables.dormant(counts), tables.lost_samples(counts)),
     )

@@ -40,7 +40,7 @@ def _checked(context: StudyContext) -> bool:
     if keys.data == "files":
         for application in keys.applications:
             preflight.check(DatasetConfig(name=_DATA_SETS[application], root=keys.root))
-    if keys.scale == "paper":
+    if keys.scale in ("paper", "middle"):
         from ecrl_cli.replication.mini_batch.long_run import refuse_what_cannot_be
 
         refuse_what_cannot_be(keys, context.config.workers or len(os.sched_getaffinity(0)))

@@ -1,0 +1,110 @@
+"""What the published study says of accuracy and time, and what the runs here say of it, with intervals over the seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ecrl_cli.metrics.statistics import Summary, summary
+from ecrl_cli.replication.mini_batch.counts import APPLICATION, APPLICATIONS, Counts, Run, spread_columns
+from ecrl_cli.studies.frame.result import Column, Table
+
+SUPPORTED, CONTRADICTED, UNDECIDED, TOO_SMALL = "supported", "contradicted", "undecided", "scale too small to say"
+ROLLBACK, FORWARD = "half_updated_rollback", "lossy_forward"  # published: immediate rollback and lossy forward recovery
+TWICE = (1.5, 2.1)  # "almost twice"
+_COLUMNS = (
+    APPLICATION,
+    Column("claim", "published claim"),
+    Column("measured_as", "measured here as"),
+    Column("n", "seeds", "count"),
+    *spread_columns("measured", "measured", "number"),
+    Column("verdict", "verdict"),
+)
+
+
+def claims(counts: Counts) -> Table:
+    """A row per claim and application; empty unless both strategies were tried."""
+    rows = [row for application in counts.applications for row in _of(counts, application)]
+    note = (
+        "The published study has one run each. Verdicts rest on the interval over the seeds, one value each: contradicted or supported only where "
+        "all of it lies on one side. How large a difference in accuracy is depends on the data: that is judged at the published scale alone."
+    )
+    return Table("claims", "The published claims", _COLUMNS, tuple(rows), note)
+
+
+def _of(counts: Counts, application: str) -> list[dict[str, Any]]:
+    runs = _seeds(counts, application)
+    found = {name: [_mean_distance(of_seed, name) for of_seed in runs] for name in (ROLLBACK, FORWARD)}
+    if not runs or any(value is None for values in found.values() for value in values):
+        return []
+    further = [100 * (back - forward) for back, forward in zip(found[ROLLBACK], found[FORWARD], strict=True)]  # type: ignore[operator]
+    moved = [100 * _mean([abs(run["baseline"]["accuracy"] - run["before"]["accuracy"]) for run in of_seed]) for of_seed in runs]
+    farthest = [100 * max(_distance(run, cell) for run in of_seed for cell in _cells(run, ROLLBACK)) for of_seed in runs]
+    slower = [_mean([cell["seconds"] / run["baseline"]["seconds"] for run in of_seed for cell in _cells(run, ROLLBACK)]) for of_seed in runs]
+    published = counts.config.scale == "paper"
+    rows = (
+        (
+            "lossy forward recovery ends nearer to Baseline than immediate rollback, in every case",
+            "points of accuracy by which rollback is farther from Baseline, mean over the cells of a seed",
+            further,
+            _side(summary(further), 0.0),
+        ),
+        ("immediate rollback takes almost twice a mini-batch", "times the mini-batch without the failure", slower, _within(summary(slower), *TWICE)),
+        ("a mini-batch moves the accuracy by 2.6 to 8.5%", "points between Before and Baseline", moved, _within(summary(moved), 2.6, 8.5, published)),
+        (
+            "immediate rollback ends up to 5.5% from Baseline",
+            "points, the farthest cell of a seed",
+            farthest,
+            _within(summary(farthest), 0, 5.5, published),
+        ),
+    )
+    about = {APPLICATION.key: APPLICATIONS[application]}
+    return [
+        about | {"claim": claim, "measured_as": how, "n": len(values), **_spread(values), "verdict": verdict} for claim, how, values, verdict in rows
+    ]
+
+
+def _seeds(counts: Counts, application: str) -> list[list[Run]]:
+    """By seed, its scenarios; only what was tried behind forward counts, as in the published study."""
+    scenarios = [record.found["scenarios"] for record in counts.runs_of(application)]
+    return [found for found in scenarios if found]
+
+
+def _cells(run: Run, strategy: str) -> list[Run]:
+    return [cell for cell in run["cells"] if cell["strategy"] == strategy and cell["percent"] and not cell["flipped"]]
+
+
+def _distance(run: Run, cell: Run) -> float:
+    return float(abs(cell["accuracy"] - run["baseline"]["accuracy"]))
+
+
+def _mean_distance(of_seed: Sequence[Run], strategy: str) -> float | None:
+    found = [_distance(run, cell) for run in of_seed for cell in _cells(run, strategy)]
+    return _mean(found) if found else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    found = summary(values)
+    return {"measured": found.mean, "measured_low": found.low, "measured_high": found.high}
+
+
+def _side(found: Summary, bound: float) -> str:
+    """Supported where the interval lies above `bound`, contradicted where it lies below."""
+    if found.low is None or found.high is None or found.low <= bound <= found.high:
+        return UNDECIDED
+    return SUPPORTED if found.low > bound else CONTRADICTED
+
+
+def _within(found: Summary, low: float, high: float, judged: bool = True) -> str:
+    """Supported where the interval lies within `low` and `high`, contradicted where it lies beside them."""
+    if not judged:
+        return TOO_SMALL
+    if found.low is None or found.high is None:
+        return UNDECIDED
+    if found.high < low or found.low > high:
+        return CONTRADICTED
+    return SUPPORTED if low <= found.low and found.high <= high else UNDECIDED
