@@ -291,8 +291,8 @@ class MiniBatchFailure:
     `scale`: paper (as published, days), middle (learnt to a real accuracy, hours on two cores), small (minutes), smoke (seconds).
     `percents`: of the gradient tensors in backward order (0: in forward). `casualties`: drawn per seed, or the last workers, or the first.
     `data`: synthetic, or files under `root`. `mask`, `buffers`, `division`: the corrections of the published simulation, each of which can be left
-    out. `long_run`: also continue to the end of the run, after one failure and after `failures`. `rounds`: of timing. `averages`: in the arm with dormant workers, 0: without it. `hours`: upper limit of the
-    study's own time estimate.
+    out. `long_run`: also continue to the end of the run, after one failure and after `failures`. `rounds`: of timing. `averages`: in the arm with
+    dormant workers, 0: without it. `hours`: upper limit of the study's own time estimate.
     """
 
     SIZES: ClassVar[tuple[str, ...]] = ("seeds", "rounds", "averages")
