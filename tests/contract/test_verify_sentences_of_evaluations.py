@@ -327,3 +327,11 @@ def test_each_leg_has_its_own_clock(judged: Judged) -> None:
     assert [leg["goodput"] for leg in (first, second)] == pytest.approx([12 / first["wall_s"], 12 / second["wall_s"]])
     cut = attempts(left(found, 4, final=None, ranks={}), 4, outcome="died")
     assert [leg["to_step"] for leg in metrics_document(cut)["legs"]] == [12, 18]
+
+
+def test_the_end_of_an_earlier_target_is_no_end_of_the_run(judged: Judged) -> None:
+    """The target was raised, and the run has not gone on yet."""
+    ended = judged.runs["first leg"]
+    assert ended.final is not None and ended.final.global_step == 12
+    assert configured(ended, continued_at=(12,), target_steps=24).final is None
+    assert configured(ended, continued_at=(8,), target_steps=12).final == ended.final

@@ -19,7 +19,7 @@ from ecrl_cli.config.schema import ElasticConfig, OptimizerConfig, RecoveryConfi
 from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.errors import StorageError
 from ecrl_cli.history.load import RunRecords, load
-from ecrl_cli.records.events import CheckpointLine, RankLine, Rejected
+from ecrl_cli.records.events import CheckpointLine, Hang, RankLine, Rejected, SkippedSnapshot, Span
 from ecrl_cli.records.journal import Journal, Lines
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.survivor_records import LOST, LostSamples
@@ -29,12 +29,13 @@ from ecrl_cli.verify.checkpoints import checkpoints_accounted, no_acknowledged_l
 from ecrl_cli.verify.consistency import records_consistent
 from ecrl_cli.verify.disk_state import _RenamedFs, quarantined_steps
 from ecrl_cli.verify.disturbance import disturbance, uninterrupted
-from ecrl_cli.verify.exactly_once import exactly_once
+from ecrl_cli.verify.exactly_once import _accounts, exactly_once
 from ecrl_cli.verify.recovery_choice import NOT_ACKNOWLEDGED, _check_sound
 from ecrl_cli.verify.retention import Folder
 from ecrl_cli.verify.state_consistent import state_consistent
 from ecrl_cli.verify.state_restored import state_restored
 from ecrl_cli.verify.state_values import NO_TENSORS
+from ecrl_cli.verify.supervisor_record import _check_taken, hang_contradictions
 from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.trajectory import same_trajectory
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, FindingBuilder
@@ -543,3 +544,30 @@ def test_what_is_quarantined_is_read_under_its_original_names_and_nothing_else_i
         assert os.read(fd, 20) == content
         fs.close(fd)
         fs.close(within)
+
+
+@pytest.mark.parametrize(("last", "booked", "wrong"), [(8, False, True), (7, False, False), (8, True, False)])
+def test_a_refused_snapshot_was_taken_unless_its_rank_died_in_that_step(last: int, booked: bool, wrong: bool) -> None:
+    """Of step 7: whoever died in it may not have closed the span."""
+    spans = [Span("snapshot", 0.0, 1.0, 0, 7)] * booked + [Span("compute", 1.0, 2.0, 0, last)]
+    case = SimpleNamespace(spans=SimpleNamespace(of=lambda attempt, rank: SimpleNamespace(spans=spans)))
+    notes = FindingBuilder("it")
+    _check_taken(cast("Any", case), SkippedSnapshot(7, 0, "torn"), "attempt 1", notes)
+    assert notes.clean != wrong
+
+
+@pytest.mark.parametrize(("step", "wrong"), [(0, False), (6, False), (5, True), (20, False), (21, False), (22, True)])
+def test_a_hang_is_in_a_step_of_its_rank_or_before_the_first_one(sweep: Path, step: int, wrong: bool) -> None:
+    """Attempt 1 goes on from step 6, and its ranks log up to step 20: one that is still being launched stands in step 0."""
+    records = read(sweep, "blk")
+    a = records.attempts[1]
+    if step < 20:  # the rank that hangs has logged nothing yet
+        records = left(records, 1, ranks={rank: lines for rank, lines in records.logs(1).ranks.items() if rank != 1})
+    found = hang_contradictions(Case(records), a, Hang((1,), "training", step, 1.0, 1.0, "it"))
+    assert any("stood still" in text for text in found) == wrong, found
+
+
+def test_what_was_replayed_is_counted_to_the_last_step_that_was_seen(sweep: Path) -> None:
+    """Steps 7 to 9 and 19 to 20, of 8 samples each: a run that survivors continued says so."""
+    records = attempts(read(sweep, "blk"), 1, continues=0)
+    assert _accounts(Case(records), 192) == "; 192 applied to every layer, 40 replayed, 0 on record as lost"

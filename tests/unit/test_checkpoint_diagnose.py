@@ -279,7 +279,19 @@ def test_where_repaired_copies_may_not_go(group: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     (tmp_path / "loop").symlink_to("loop")
-    for out in ("used", "link", "loop", "loop/new", "used/file", "nowhere/new", "checkpoints", "checkpoints/new", "checkpoints/step_00000300/new"):
+    (tmp_path / "into").symlink_to(group.parent)
+    for out in (
+        "used",
+        "link",
+        "loop",
+        "into/new",
+        "loop/new",
+        "used/file",
+        "nowhere/new",
+        "checkpoints",
+        "checkpoints/new",
+        "checkpoints/step_00000300/new",
+    ):
         with pytest.raises(RunDirectoryError):
             check_folder(tmp_path / out, group.parent)
     for out in ("new", "empty"):

@@ -264,6 +264,8 @@ def test_half_of_a_single_file_checkpoint_is_refused(tmp_path: Path, gone: str) 
     folder = folder_of(tmp_path, 2, single=True)
     (folder / f"step_00000010{gone}").unlink()
     assert names_of(scrub(folder)) == [("step_00000020.safetensors", True), ("step_00000010.safetensors", False)]
+    (folder / f"step_00000020{gone}").unlink()
+    assert names_of(scrub(folder)) == [("step_00000020.safetensors", False), ("step_00000010.safetensors", False)], "the newest first"
 
 
 def test_two_forms_of_one_step_are_both_looked_at_in_one_order(tmp_path: Path) -> None:

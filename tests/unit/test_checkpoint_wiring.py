@@ -28,10 +28,11 @@ from ecrl_cli.checkpoint.store.integrity import CheckpointRejected, IntegrityCon
 from ecrl_cli.checkpoint.store.integrity import OpenCheckpoint as Found
 from ecrl_cli.checkpoint.store.step_metadata import StepMetadata
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
+from ecrl_cli.checkpoint.strategies import overlapped
 from ecrl_cli.checkpoint.strategies.foreign import ForeignStrategy, Unreadable, restore_foreign
 from ecrl_cli.checkpoint.strategies.overlapped import OverlappedStrategy
 from ecrl_cli.checkpoint.strategies.strategy import suffix_of
-from ecrl_cli.checkpoint.writer.client import WriterClient
+from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone
 from ecrl_cli.checkpoint.writer.protocol import Channel
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig, StorageConfig, WriteModeConfig
@@ -496,3 +497,41 @@ def test_only_the_rank_that_writes_prepares_a_writer(monkeypatch: pytest.MonkeyP
     strategy.prepare()
     assert len(gathered) == 1
     assert (strategy._planned, strategy._client) == (("the layout", "a writer for the layout") if writes else (None, None))
+
+
+@pytest.mark.parametrize(("deferred", "reason"), [(True, "there is no background writer"), (False, "")])
+def test_why_nothing_is_deferred_is_on_the_line_where_something_could_be(monkeypatch: pytest.MonkeyPatch, deferred: bool, reason: str) -> None:
+    """Without a writer: the line of a strategy that copies has no reason, and the failure behind it says why."""
+    said: list[Any] = []
+    strategy = OverlappedStrategy.__new__(OverlappedStrategy)
+    context = SimpleNamespace(
+        clock=SimpleNamespace(switch=lambda category: None),
+        submitted=lambda step, nbytes, inflight, deferred_bytes=0, reason="": said.append((step, nbytes, inflight, reason)),
+    )
+    strategy._context = cast("Any", context)
+    strategy._deferral = cast("Any", SimpleNamespace(settle=lambda: None) if deferred else None)
+
+    def ready(gathered: object) -> None:
+        raise WriterGone("there is no background writer")
+
+    monkeypatch.setattr(strategy, "_ready", ready)
+    monkeypatch.setattr(strategy, "_failed", lambda step, gone: said.append(str(gone)))
+    strategy._enqueue(cast("Any", SimpleNamespace(global_step=20)), cast("Any", None))
+    assert said == [(20, 0, 1, reason), "there is no background writer"]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_as_many_staging_buffers_are_asked_for_as_checkpoints_may_be_in_flight(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    asked: list[int] = []
+
+    class Client:
+        def __init__(self, layout: object, make: object) -> None: ...
+
+        def open(self, attempt: int, nbytes: int, slots: int, parts: object) -> None:
+            asked.append(slots)
+
+    monkeypatch.setattr(overlapped, "WriterClient", Client)
+    context = SimpleNamespace(layout=None, attempt=0, train_state=SimpleNamespace(device=None), defers=False)
+    strategy = OverlappedStrategy(cast("Any", context), most)
+    strategy._connected(cast("Any", SimpleNamespace(nbytes=8, plan=SimpleNamespace(parts=()))))
+    assert asked == [most]

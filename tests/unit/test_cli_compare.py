@@ -115,6 +115,12 @@ def test_the_furthest_tensor_is_named_and_squares_add_up(tmp_path: Path, first: 
     assert found.l2 == pytest.approx(apart, rel=1e-12) and found.relative_l2 == pytest.approx(apart / math.sqrt(2), rel=1e-12)
 
 
+def test_relative_to_all_of_the_other_state_also_where_most_of_it_is_equal(tmp_path: Path) -> None:
+    one = {"parameters.a": floats(3.0), "parameters.b": floats(4.5)}
+    found = between(tmp_path, one, one | {"parameters.b": floats(4.0)})
+    assert (found.l2, found.relative_l2) == (0.5, pytest.approx(0.1))
+
+
 def test_tensors_without_a_counterpart_differ_and_have_no_distance(tmp_path: Path) -> None:
     """One that only one side has, one of another shape, one of another dtype, and two that are alike."""
     found = between(

@@ -23,6 +23,7 @@ from ecrl_cli.history.lineage import ancestry, line_chain, lineage, replayed_ste
 from ecrl_cli.history.load import MOST_DISK_BYTES, NOTHING, SPARE_CLAIMS, SPARE_LOGS, AttemptRecords, RunRecords, load, load_disk
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.metrics.divergence import _distance
 from ecrl_cli.records.events import (
     CATEGORIES,
     Attempt,
@@ -540,3 +541,8 @@ def test_what_each_survivor_has_on_record_as_lost_counts_once(tmp_path: Path) ->
     found = load(build_lossy(tmp_path)).logs(0)
     assert sorted(found.lost_sample_records) == [0, 1]
     assert [line.ranks for line in found.lost_samples] == [(3,), (2,)]
+
+
+def test_how_far_a_run_ended_is_relative_to_the_reference() -> None:
+    far = _distance("parameters", {"parameters.w": np.ones(2), "buffers.w": np.ones(2)}, {"parameters.w": np.full(2, 2.0), "buffers.w": np.zeros(2)})
+    assert far == {"l2": pytest.approx(math.sqrt(2)), "relative_l2": pytest.approx(0.5), "differing": 1}

@@ -314,3 +314,25 @@ def test_ticks_that_a_suspended_machine_missed_are_skipped_and_later_ones_keep_t
     monkeypatch.setattr(sampler, "_stop", Stop())
     sampler._run()
     assert waits == [1.0, 0.5, 1.0] and sampler.trouble is None
+
+
+def test_the_end_waits_for_the_last_sample() -> None:
+    """What is kept behind the end would be written to a journal that is closed."""
+    begun, finish, kept = threading.Event(), threading.Event(), list[DiskLine]()
+
+    def keep(each: DiskLine) -> None:
+        if len(kept) == 1:  # the last one
+            begun.set()
+            assert finish.wait(60)
+        kept.append(each)
+
+    sampler = Sampler(3600.0, lambda: line(1.0), keep)
+    sampler.__enter__()
+    ending = threading.Thread(target=sampler.__exit__, args=(None, None, None))
+    ending.start()
+    assert begun.wait(60)
+    ending.join(0.3)
+    assert ending.is_alive() and len(kept) == 1
+    finish.set()
+    ending.join(60)
+    assert not ending.is_alive() and len(kept) == 2
