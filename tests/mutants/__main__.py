@@ -7,6 +7,7 @@ outputs/mutants/map until that is removed). What was judged is kept too: the sam
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import hashlib
 import json
@@ -48,11 +49,13 @@ class Tests:
     lines: dict[str, dict[int, frozenset[str]]]
     extent: Counter[str]
 
-    def against(self, fault: Fault, source: str) -> list[str]:
+    def against(self, fault: Fault, sources: dict[str, str]) -> list[str]:
         """The tests of its lines up to the budget: in turn one that runs little else, and a quick one of another file."""
         found = set(self._of(fault.file, range(fault.line, fault.last + 1)))
         if fault.function == "<module>":
-            found |= set(self._of(fault.file, _mentions(source, fault.line)))
+            name = _defined(sources[fault.file], fault.line)
+            for file, source in sources.items() if name else ():
+                found |= set(self._of(file, [number for number, text in enumerate(source.splitlines(), 1) if re.search(rf"\b{name}\b", text)]))
         usable = [test for test in found if not any(name in test for name in FORKED_BADLY)]
         by_file = defaultdict(list)
         for test in sorted(usable, key=lambda test: self.seconds[test]):
@@ -74,13 +77,13 @@ class Tests:
             yield from of_file.get(line, ())
 
 
-def _mentions(source: str, line: int) -> list[int]:
-    """The lines that name what the module's statement around `line` defines."""
-    text = source.splitlines()
-    for at in range(line - 1, -1, -1):
-        if defined := re.match(r"([A-Za-z_]\w*)\b[^(]*=", text[at]):
-            return [number for number, other in enumerate(text, 1) if re.search(rf"\b{defined.group(1)}\b", other)]
-    return []
+def _defined(source: str, line: int) -> str:
+    """What the module's statement at `line` gives a name."""
+    for statement in ast.parse(source).body:
+        if statement.lineno <= line <= (statement.end_lineno or 0) and isinstance(statement, ast.Assign | ast.AnnAssign):
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+            return target.id if isinstance(target, ast.Name) else ""
+    return ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -140,7 +143,8 @@ def _given(path: Path, sources: dict[str, str]) -> list[Fault]:
         begin = len(source[: places[0]].encode())
         line = source.count("\n", 0, places[0]) + 1
         last = line + entry["before"].rstrip("\n").count("\n")
-        found.append(Fault(entry["file"], "given", line, last, begin, begin + len(entry["before"].encode()), entry["before"], entry["after"]))
+        place = "<module>" if _defined(source, line) else "given"
+        found.append(Fault(entry["file"], place, line, last, begin, begin + len(entry["before"].encode()), entry["before"], entry["after"]))
     return found
 
 
@@ -184,7 +188,7 @@ def _judge(faults: list[Fault], sources: dict[str, str], tests: Tests, workers: 
         def judge(fault: Fault) -> tuple[Fault, str, str | None]:
             worker = free.get()
             try:
-                return (fault, *worker.judge(fault, sources[fault.file], tests))
+                return (fault, *worker.judge(fault, sources, tests))
             finally:
                 free.put(worker)
 
@@ -211,12 +215,12 @@ class Worker:
         self.process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.sound: dict[str, bool] = {}  # whether a test passes where no fault is
 
-    def judge(self, fault: Fault, source: str, tests: Tests) -> tuple[str, str | None]:
-        against = tests.against(fault, source)
+    def judge(self, fault: Fault, sources: dict[str, str], tests: Tests) -> tuple[str, str | None]:
+        against, planted = tests.against(fault, sources), fault.planted(sources[fault.file].encode()).decode()
         if not against:
             return "not run by a test", None
         while against:
-            code, failed = self._ask(fault.file, fault.planted(source.encode()).decode(), against, max(map(tests.seconds.__getitem__, against)))
+            code, failed = self._ask(fault.file, planted, against, max(map(tests.seconds.__getitem__, against)))
             if code is None:
                 return "hung", None
             if code == 0:
