@@ -395,6 +395,20 @@ def test_a_writer_is_given_nothing_once_deferring_was_given_up() -> None:
     deferral.end()
 
 
+def test_deferring_that_was_given_up_is_not_taken_up_again_by_a_later_update() -> None:
+    run, told, weights = Run(), list[str](), {"parameters.w": torch.zeros(4)}
+    nothing: Any = None
+    client: Any = SimpleNamespace(uncopied=False, unconfirmed=False, share=lambda *given: None)
+    deferral = Deferral(run.optimizer, nothing, nothing, nothing, told.append)
+    deferral.begin(client, weights)
+    run.train(1)
+    assert list(deferral.later(weights, 1)) == ["parameters.w"]
+    weights["parameters.w"].add_(1)
+    run.train(2)
+    assert deferral.later(weights, 3) == {} and deferral.reason == "parameters.w was changed outside of the optimizer's step" and len(told) == 1
+    deferral.end()
+
+
 def test_what_the_writer_copies_is_not_copied_by_the_rank_too(rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch) -> None:
     copied, capture = list[list[str]](), StagingBuffer.capture
 

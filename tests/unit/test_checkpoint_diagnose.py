@@ -139,6 +139,13 @@ def test_a_flipped_bit_in_the_header_is_told_from_one_in_a_tensor(group: Path) -
     assert "(in the header)" in said(group)
 
 
+@pytest.mark.parametrize(("behind", "tensor"), [(-1, "the header"), (0, "buffers.steps")])
+def test_damage_is_in_what_has_the_byte_and_not_in_its_neighbour(group: Path, behind: int, tensor: str) -> None:
+    header = int.from_bytes((group / MODEL).read_bytes()[:8], "little")
+    flip(group / MODEL, 8 + header + behind, 0)
+    assert [finding.tensors for finding in diagnose(group).findings] == [(tensor,)]
+
+
 def test_flipped_bits_in_several_chunks_and_files_are_all_named_and_repaired(group: Path, tmp_path: Path) -> None:
     before = {file.name: file.read_bytes() for file in files_of(group)}
     for name, offset in ((MODEL, 70_000), (MODEL, 200_000), (RNG, 900), (TRAIN, 3), (COMMIT, 40), (MANIFEST, 400)):

@@ -218,6 +218,8 @@ def test_no_more_is_unpacked_than_is_allowed_in_one_array_or_several(tmp_path: P
     assert "1000 bytes unpacked, at most 999 are read" in facts_of(tmp_path, "a.npy", whole, MOST - 1).problem
     assert facts_of(tmp_path, "a.npz", npz(("a", half), ("b", half)), 992).problem == ""
     assert "496 bytes unpacked, at most 495 are read" in facts_of(tmp_path, "a.npz", npz(("a", half), ("b", half)), 991).problem
+    thirds = npz(*((name, npy(np.zeros(MOST // 24))) for name in "abc"))
+    assert "328 bytes unpacked, at most 327 are read" in facts_of(tmp_path, "a.npz", thirds, 983).problem
 
 
 def test_form_is_part_of_a_tensors_digest(tmp_path: Path) -> None:

@@ -279,6 +279,7 @@ PICKLES: dict[str, tuple[bytes, str]] = {
     "with a storage of another module": (pickled(TENSOR.replace(b"ctorch\nF", b"ctorcH\nF")), "a storage that is none"),
     "with a storage of an odd size": (pickled(TENSOR.replace(b"cpuK\2", b"cpuX\1\0\0\0002")), "a storage that is none"),
     "with a larger storage than its tensor": (pickled(TENSOR.replace(b"cpuK\2", b"cpuK\3")), "size of 'parameters.w'"),
+    "with a tensor that begins within its storage": (pickled(TENSOR.replace(b"tQK\0", b"tQK\1")), "a tensor that is no plain one"),
     "with another shape": (pickled(TENSOR.replace(b"K\0K\2\x85", b"K\0K\3\x85")), "differs from the manifest"),
     "with another train.json": (pickled(train=b"X\2\0\0\0[]"), "another train.json than the one beside it"),
 }
@@ -337,11 +338,14 @@ def test_generators_travel_as_bytes() -> None:
     assert torch.equal(torch.rand(3), drawn)
 
 
-def test_the_second_gaussian_of_a_pair_is_kept() -> None:
+@pytest.mark.parametrize("drawn", [1, 2], ids=["kept", "none kept"])
+def test_the_second_gaussian_of_a_pair_is_kept(drawn: int) -> None:
     """Python's and NumPy's generators draw two at a time and keep one for the next call."""
     device = torch.device("cpu")
+    random.seed(1), np.random.seed(1)
     for draw in (lambda: random.gauss(0, 1), lambda: float(np.random.standard_normal())):
-        draw()
+        for _ in range(drawn):
+            draw()
         states = capture_rng(device)
         expected = [draw() for _ in range(3)]
         random.gauss(0, 1), np.random.standard_normal()

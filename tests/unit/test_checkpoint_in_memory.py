@@ -195,6 +195,20 @@ def test_a_state_that_has_grown_gets_a_larger_place(layout: RunLayout, snapshots
     strategy.close()
 
 
+def test_a_train_json_that_has_outgrown_its_room_gets_a_larger_place(
+    layout: RunLayout, snapshots: SnapshotPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run()
+    run.train(1)
+    strategy = strategy_of(run, layout, snapshots)
+    trained(run, layout, strategy, 2)
+    document = run.train_state.train_document
+    monkeypatch.setattr(run.train_state, "train_document", lambda *given: document(*given) + b" " * 2**16)
+    trained(run, layout, strategy, 2)
+    assert whole(snapshots) == [(5, 0), (4, 0)]
+    strategy.close()
+
+
 @pytest.mark.parametrize("back", [BLOCK, BLOCK - 8, BLOCK - 40, BLOCK + 1])
 def test_damaged_records_make_no_snapshot(layout: RunLayout, snapshots: SnapshotPair, back: int) -> None:
     """The word, the attempt, the hash; and, found by its own means, the table."""

@@ -8,6 +8,8 @@ import selectors
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -111,6 +113,24 @@ def test_a_slot_is_never_granted_twice(tmp_path: Path, ends: tuple[Channel, Chan
     while messages := right.receive(wait=False):
         granted += [message["slot"] for message in messages]
     assert sorted(granted) == [0, 1]
+    for _ in granted:
+        os.close(right.take_fd())
+    store.close()
+
+
+@pytest.mark.parametrize(("number", "granted"), [(0, [0]), (1, [])])
+def test_a_buffer_of_an_earlier_connection_serves_the_next_one_up_to_as_many_as_it_asked_for(
+    tmp_path: Path, ends: tuple[Channel, Channel], number: int, granted: list[int]
+) -> None:
+    left, right = ends
+    store, gone = CheckpointStore(tmp_path / "checkpoints"), SimpleNamespace(tell=lambda message: None)
+    gone.log = SimpleNamespace(failed=lambda step, error: None, failure="it")
+    with listen(tmp_path / ".writer") as listener:
+        writer, client = Writer(RunLayout(tmp_path), store, listener), WriterConnection(left)
+        client.nbytes, client.slots = 4096, 1
+        writer._current, writer._busy = client, {number: cast("Any", "its memory")}
+        writer._save(cast("Any", gone), number, cast("Any", SimpleNamespace(stamp=SimpleNamespace(global_step=6))), None, "it ended")
+    assert [message["slot"] for message in right.receive(wait=False) or []] == granted
     for _ in granted:
         os.close(right.take_fd())
     store.close()

@@ -19,6 +19,7 @@ from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LATEST_OK, MANIFEST
 from ecrl_cli.checkpoint.store.catalog import newest_valid
 from ecrl_cli.checkpoint.store.integrity import IntegrityReport
 from ecrl_cli.checkpoint.store.store import CheckpointStore
+from ecrl_cli.config.schema import DIGESTS
 from ecrl_cli.errors import CheckpointConflict, Fenced, StorageError
 from ecrl_cli.storage.fs import Buffer, PosixFs
 from ecrl_cli.storage.writing import WriteMode
@@ -98,6 +99,13 @@ def test_the_same_state_again_is_no_error_and_changes_nothing(tmp_path: Path, si
     assert saved.path.stat().st_ino == before and names(store) == ["step_00000020"]
 
 
+@pytest.mark.parametrize("digest", DIGESTS)
+def test_whatever_the_digest_what_was_saved_passes(tmp_path: Path, single: bool, digest: str) -> None:
+    store = store_at(tmp_path, replace(CONFIG, digest=digest))
+    report = store.verify(commit(store, 20, single=single).path)
+    assert report.ok and report.manifest is not None and report.manifest.digest == digest
+
+
 @pytest.mark.parametrize("mode", [WriteMode(), WriteMode(False, False, False)], ids=["atomic", "unsafe"])
 def test_another_state_under_the_same_name_is_a_conflict(tmp_path: Path, single: bool, mode: WriteMode) -> None:
     store = store_at(tmp_path, replace(CONFIG, mode=mode))
@@ -116,6 +124,15 @@ def test_a_damaged_checkpoint_in_the_way_is_set_aside_not_overwritten(tmp_path: 
     store.save(image(20, single=single, seed=2), 0)
     assert store.newest_valid().rejected == ()
     assert len(with_prefix(store, ".rejected_step_00000020")) == (2 if single else 1)
+
+
+@pytest.mark.parametrize("gone", [".safetensors", ".json"])
+def test_half_of_a_single_file_in_the_way_is_set_aside(tmp_path: Path, gone: str) -> None:
+    store = store_at(tmp_path)
+    commit(store, 20, single=True).path.with_suffix(gone).unlink()
+    commit(store, 20, single=True)
+    assert store.newest_valid().rejected == () and names(store) == ["step_00000020"]
+    assert len(with_prefix(store, ".rejected_step_00000020")) == 1
 
 
 @pytest.mark.parametrize("there", ["a link", "a file"])

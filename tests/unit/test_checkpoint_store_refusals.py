@@ -190,10 +190,12 @@ def test_the_name_of_no_checkpoint_is_no_entry(tmp_path: Path) -> None:
         catalog.entry_of(tmp_path / "step_6")
 
 
-def test_a_search_begins_again_where_the_folder_has_changed_meanwhile(tmp_path: Path) -> None:
-    """While the only one is refused, a writer commits another one."""
+@pytest.mark.parametrize("older", [[], [3]], ids=["the only one", "one of two"])
+def test_a_search_begins_again_where_the_folder_has_changed_meanwhile(tmp_path: Path, older: list[int]) -> None:
+    """While the newest one is refused, a writer commits another one."""
     store = store_at(tmp_path)
-    commit(store, 6)
+    for step in (*older, 6):
+        commit(store, step)
     (store.root / "step_00000006" / "COMMIT.json").write_text("{}")
     looked: list[str] = []
 
@@ -205,7 +207,7 @@ def test_a_search_begins_again_where_the_folder_has_changed_meanwhile(tmp_path: 
 
     choice = catalog.newest_valid(store.fs, store.root, examine)
     assert choice.report is not None and choice.report.global_step == 12 and choice.rejected == ()
-    assert looked == ["step_00000006", "step_00000012"]
+    assert looked == ["step_00000006", *(f"step_{step:08d}" for step in older), "step_00000012"]
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN])
@@ -273,6 +275,19 @@ def test_a_name_that_was_taken_during_a_save_is_looked_at(tmp_path: Path, monkey
         with pytest.raises(CheckpointConflict, match="of attempt 0 holds another state"):
             store.save(made, 0)
     assert [path.name for path in sorted(store.root.iterdir()) if not path.name.startswith(".attempt")] == ["step_00000006"]
+
+
+def test_a_single_file_that_another_writer_has_put_in_its_place_is_not_taken_back(tmp_path: Path) -> None:
+    """The other one finds a file without its sidecar, sets it aside and commits its own."""
+    store, other = store_at(tmp_path), store_at(tmp_path)
+
+    def commit_beside(name: str) -> None:
+        if name == "between_renames":
+            other.save(image(6, single=True), 0)
+
+    store.crash_point = commit_beside
+    saved = store.save(image(6, single=True), 0)
+    assert other.verify(saved.path).ok
 
 
 def test_what_a_newer_attempt_may_have_chosen_is_not_taken_back(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ STATE: Tensors = {
     WEIGHT: torch.arange(6000, dtype=torch.float32).view(60, 100),
     MEAN: torch.arange(5, dtype=torch.bfloat16),
     "buffers.nothing": torch.zeros(0, 4),
+    "buffers.none": torch.zeros(2, 0),
     "buffers.seen": torch.tensor(3),
     "buffers.mask": torch.tensor([True, False]),
     "buffers.phase": torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64),

@@ -155,6 +155,20 @@ def test_training_goes_on_bit_for_bit_from_a_checkpoint(tmp_path: Path, settings
     assert resumed.train_state.digests() == after
 
 
+def test_a_state_that_has_grown_since_the_last_checkpoint_is_saved_whole(tmp_path: Path) -> None:
+    """An optimizer has no state before its first step."""
+    run = Run("adamw")
+    strategy = strategy_of(run, tmp_path, config())
+    for _ in range(2):
+        strategy.save(run.progress())
+        run.train(1)
+    strategy.save(run.progress())
+    strategy.close()
+    resumed = Run("adamw", seed=99)
+    resumed.train_state.restore(*newest(tmp_path))
+    assert resumed.train_state.digests() == run.train_state.digests()
+
+
 def test_the_manifest_has_the_digests_of_the_moment_of_capture(tmp_path: Path, settings: RunConfig) -> None:
     """state_dict aliases live tensors, AdamW's step on the CPU included: what is written must not be what training made of it since."""
     run = Run("adamw")

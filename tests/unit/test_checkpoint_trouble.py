@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
-from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LEASE, MODEL, TRASH_PREFIX
+from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LEASE, MODEL, STEP_METADATA, TRASH_PREFIX
 from ecrl_cli.checkpoint.store.atomic_install import remove_group
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, save_and_record
 from ecrl_cli.checkpoint.store.store import CheckpointStore
@@ -289,15 +289,19 @@ def test_a_line_torn_by_one_process_swallows_none_of_another(tmp_path: Path) -> 
     assert b"".join(found.raw) == path.read_bytes().replace(b'{"event":"recei\n', b"")
 
 
-def test_a_file_that_cannot_be_removed_is_named_and_no_folder_is_looked_for_in_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("counts", [COMMIT, STEP_METADATA])
+def test_a_file_that_cannot_be_removed_is_named_and_no_folder_is_looked_for_in_it(tmp_path: Path, counts: str) -> None:
+    """The first to go is what makes the others count, whoever wrote them."""
+
     class Stubborn(PosixFs):
         def unlink(self, path: Path) -> None:
             raise StorageError.of("unlink", path, OSError(errno.EIO, "no"))
 
     (tmp_path / "step" / "inner").mkdir(parents=True)
     (tmp_path / "step" / "inner" / "file").touch()
-    (tmp_path / "step" / COMMIT).touch()
-    with pytest.raises(StorageError, match=f"EIO at {tmp_path}/step/{COMMIT}"):
+    (tmp_path / "step" / "0.bin").touch()
+    (tmp_path / "step" / counts).touch()
+    with pytest.raises(StorageError, match=f"EIO at {tmp_path}/step/{counts}"):
         remove_group(Stubborn(), tmp_path / "step")
     remove_group(PosixFs(), tmp_path / "step")
     assert not (tmp_path / "step").exists()

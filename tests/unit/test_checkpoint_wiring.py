@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.checkpointers.torch_save import SyncedTorchSave, TorchSave
@@ -36,7 +37,7 @@ from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone
 from ecrl_cli.checkpoint.writer.protocol import Channel
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig, StorageConfig, WriteModeConfig
-from ecrl_cli.errors import ConfigError, EcrlError, Fenced, StorageError
+from ecrl_cli.errors import CheckpointConflict, ConfigError, EcrlError, Fenced, StorageError
 from ecrl_cli.linux.unix_socket import listen
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage import durable
@@ -384,7 +385,7 @@ class Failing:
 
 
 PASSED_ON = [ConfigError("model", "another model"), KeyboardInterrupt(), SystemExit(1)]
-TRIED_AGAIN = [
+TRIED_AGAIN: list[BaseException] = [
     ConnectionResetError(errno.ECONNRESET, "reset"),
     TimeoutError("late"),
     torch.distributed.DistNetworkError("refused"),
@@ -392,12 +393,14 @@ TRIED_AGAIN = [
     *(OSError(number, "no") for number in catalog.PASSING),
     *(StorageError.of("open", "it", OSError(number, "no")) for number in catalog.PASSING),
 ]
+TRIED_AGAIN += [CheckpointException("loading", {rank: (error, cast("Any", None)) for rank, error in enumerate((ValueError("no"), TRIED_AGAIN[0]))})]
 CONDEMNED = [
     OSError(errno.EIO, "no"),
     StorageError.of("open", "it", OSError(errno.ENOENT, "no")),
     RuntimeError("not enough data"),
     ValueError("nonsense\nin two lines"),
     BaseException("of torch.distributed.checkpoint"),
+    CheckpointException("loading", {1: (ValueError("no"), cast("Any", None))}),
 ]
 
 
@@ -420,6 +423,23 @@ def test_a_load_that_fails_condemns_the_checkpoint_only_where_that_is_its_fault(
     assert isinstance(raised, EcrlError) and raised.__cause__ is error and "\n" not in raised.line() and type(error).__name__ in raised.fact
     assert isinstance(raised, Unreadable) == (error in CONDEMNED)
     assert raised.remedy == ("the next attempt takes the one before" if error in CONDEMNED else "the next attempt tries it again")
+
+
+@pytest.mark.parametrize(
+    ("error", "left"),
+    [(CheckpointConflict("checkpoints", "it is there already"), ["step_00000006"]), (StorageError("write", "ENOSPC"), []), (ValueError("no"), [])],
+    ids=["another's", "refused", "a defect"],
+)
+def test_of_a_save_that_failed_nothing_is_left_unless_it_is_another_saves(tmp_path: Path, error: Exception, left: list[str]) -> None:
+    (tmp_path / "step_00000006").mkdir()
+    (tmp_path / "step_00000006" / "state.pt").touch()
+    log: list[str] = []
+    context = SimpleNamespace(log=SimpleNamespace(failed=lambda step, why, write_s: log.append(why.fact)))
+    strategy: Any = SimpleNamespace(
+        _context=context, _store=SimpleNamespace(fs=PosixFs()), _kind=SimpleNamespace(name="it"), _folder=lambda step: tmp_path / f"step_{step:08d}"
+    )
+    ForeignStrategy._failed(strategy, 6, error, 0.5)
+    assert [path.name for path in tmp_path.iterdir()] == left and len(log) == 1
 
 
 class Peer:
