@@ -90,6 +90,25 @@ def test_a_failure_by_the_clock_behind_the_final_record_ends_nothing(blk: RunRec
     assert_said(finding, status, "attempt 1 died unplanned" if status == VALID else "entry 1 fired in attempt 2, which completed")
 
 
+@pytest.mark.parametrize(("late_s", "status"), [(5.0, VALID), (0.5, VALID), (-0.9, VALID), (-1.1, INVALID)])
+def test_a_failure_by_the_clock_is_owed_only_if_the_run_went_on_for_a_second_more(blk: RunRecords, late_s: float, status: str) -> None:
+    """While an attempt starts there is no target yet."""
+    lived = timeline(blk).wall_s
+    finding = judged(planned(blk, "kill@9:1", "kill@20:1", f"kill@{lived + late_s:.6f}s:1"))
+    excuse = f"entry 2 (due after {lived + late_s:.3f} s) did not fire: the run was over after {lived:.3f} s of supervised time"
+    assert_said(finding, status, excuse if status == VALID else "the run completed and entries [2] never fired")
+
+
+@pytest.mark.parametrize(("step", "status"), [(5, VALID), (6, VALID), (7, INVALID)])
+def test_a_failure_of_a_capture_comes_with_the_first_one_from_its_step_on(blk: RunRecords, step: int, status: str) -> None:
+    """Rank 1 was killed while the checkpoint of step 6 was captured."""
+    found = logged(attempts(blk, 0, last_step=6), lambda line: line if line.global_step <= 6 else None)
+    at = found.logs(0).ranks[1].events[-1].at + 0.001
+    found = planned(struck(found, 0, global_step=step, at_step=6, at=at, time=at + WALL), f"kill@{step}.capture:1", "kill@20:1")
+    words = f"entry 0 (kill) fired at step 6, it was planned for step {step} (capture)" if status == INVALID else "2 of 2 planned failures fired"
+    assert_said(judged(found), status, words)
+
+
 def in_the_start(found: RunRecords, moment: str = "start", **changes: object) -> RunRecords:
     """Rank 1 was killed before attempt 0 did a step."""
     at = found.attempts[0].launched_at + 0.1

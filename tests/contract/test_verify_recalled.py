@@ -143,3 +143,13 @@ def test_a_snapshot_that_was_due_may_have_been_refused(records: RunRecords, take
     """Also where rank 0 died before it booked it."""
     finding = records_consistent(with_snapshots(refused(records, 8), *taken))
     assert not any("refused a snapshot" in text for text in (finding.message, *finding.evidence)), finding
+
+
+@pytest.mark.parametrize(("every", "due"), [(3, True), (6, False)])
+def test_a_snapshot_is_due_with_each_checkpoint(records: RunRecords, every: int, due: bool) -> None:
+    """Of step 9, where one is due behind every second step."""
+    found = refused(records, 9)
+    found = configured(found, checkpoint=replace(found.stored.config.checkpoint, every=every))
+    finding = records_consistent(with_snapshots(found, 6, 9))
+    words = "attempt 1 refused a snapshot of step 9 of attempt 0, and none is due there"
+    assert any(words in text for text in (finding.message, *finding.evidence)) != due, finding

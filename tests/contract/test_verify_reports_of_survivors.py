@@ -13,15 +13,17 @@ from ecrl_cli.checkpoint.format.canonical_json import digest
 from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.disk_state import on_disk
+from ecrl_cli.verify.exactly_once import exactly_once
 from ecrl_cli.verify.survivor_reports import _contradictions, _silent_after
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_whistle import found
+from tests.runs.changed import left
 from tests.runs.spoil import at_step, edit_lines
 from tests.runs.spoilt import ONCE, TIME, Spoil
 from tests.runs.spoilt_clocks import refold, shifted
-from tests.runs.survived import ROLLBACK, Death, SurvivedBuilder, build_lossy
+from tests.runs.survived import ROLLBACK, Death, SurvivedBuilder, build_lossy, build_skipped
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +132,16 @@ def test_a_survivor_need_not_know_of_all_who_died_at_once(lossy: RunLayout) -> N
     everyone(alive=[0, 1, 2])(lossy)
     finding = found(verify_run(lossy.root), ONCE)
     assert not any("as living" in text for text in (finding.message, *finding.evidence)), finding
+
+
+def test_of_a_step_that_was_dropped_only_the_dead_lost_samples(tmp_path: Path) -> None:
+    """Nobody's samples were applied; those of the living are blamed on the dead."""
+    records = load(build_skipped(tmp_path))
+    assert exactly_once(Case(records)).status == VALID
+    blamed = {
+        rank: replace(lines, events=tuple(replace(line, ranks=(0, 1)) for line in lines.events))
+        for rank, lines in records.logs(0).lost_sample_records.items()
+    }
+    finding = exactly_once(Case(left(records, 0, lost_sample_records=blamed)))
+    words = "the lost-samples record of attempt 0 names rank 0, which was left"
+    assert finding.status == INVALID and any(words in text for text in (finding.message, *finding.evidence)), finding

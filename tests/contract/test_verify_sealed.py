@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ecrl_cli.checkpoint.format.names import COMMIT
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.cache import differences
@@ -123,6 +124,13 @@ def test_a_replaced_checkpoint_breaks_it(run: RunLayout, tmp_path: Path) -> None
     shutil.copytree(other.checkpoints / name, run.checkpoints / name)
     found = sealed(run)
     assert found.status == INVALID and "changed since it was sealed: checkpoints/step_00000024 (another commit)" in found.message
+
+
+def test_a_damaged_commit_is_no_other_one(run: RunLayout) -> None:
+    """It is told where checkpoints are judged."""
+    seal(run)
+    (run.checkpoints / "step_00000024" / COMMIT).write_text("{")
+    assert sealed(run).status == VALID
 
 
 def test_a_file_is_named_with_what_is_wrong(run: RunLayout) -> None:

@@ -76,6 +76,7 @@ ATTEMPTS: dict[str, Row] = {
         "rollback",
         lambda found: attempts(found, 1, continues=None, memory=""),
         "attempt 0 survived its dead, and attempt 1 does not go on with it",
+        right=(lambda found: attempts(found, 1, continues=None, memory="", session=1),),  # the supervisor was killed in between
     ),
     "one origin of two ranks": Row(
         records_consistent,

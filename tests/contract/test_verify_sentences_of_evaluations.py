@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from ecrl_cli.config.identity import reference_id
 from ecrl_cli.history.lineage import evaluations, lineage
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.evaluations import Evaluation
 from ecrl_cli.verify.consistency import records_consistent, target_reached
+from ecrl_cli.verify.reference import reference_ids
 from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.trajectory import same_trajectory
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID
@@ -335,3 +337,17 @@ def test_the_end_of_an_earlier_target_is_no_end_of_the_run(judged: Judged) -> No
     assert ended.final is not None and ended.final.global_step == 12
     assert configured(ended, continued_at=(12,), target_steps=24).final is None
     assert configured(ended, continued_at=(8,), target_steps=12).final == ended.final
+
+
+@pytest.mark.parametrize(("resumed", "wrong"), [(8, False), (9, True)])
+def test_the_step_gone_on_from_may_be_measured_again(judged: Judged, resumed: int, wrong: bool) -> None:
+    """Attempt 0 died between the save of step 8 and its evaluation."""
+    found = attempts(judged.runs["evaluated"], 1, resumed_from_step=resumed)
+    assert told(records_consistent(Case(found)), f"is of a step that the attempt, {resumed} to 20, did not reach") == wrong
+
+
+def test_a_run_that_was_continued_twice_must_do_the_same_as_one_that_ended_with_its_first_leg(judged: Judged) -> None:
+    found = judged.runs["ref"]
+    config = replace(found.stored.config, continued_at=(8, 16))
+    own, first = reference_ids(configured(found, continued_at=(8, 16)))
+    assert (own, first) == (found.stored.reference_id, reference_id(replace(config, target_steps=8, continued_at=())))

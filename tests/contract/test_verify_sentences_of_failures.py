@@ -221,6 +221,13 @@ SURVIVORS: dict[str, Row] = {
         lambda found: reported(found, 0, 1, global_step=8),
         "the survivor report of attempt 0 rank 1 claims step 8, its log",
     ),
+    "a report of another step than is gone on with": Row(
+        exactly_once,
+        "lossy",
+        lambda found: attempts(found, 1, resumed_from_step=8),
+        "rank 0 of attempt 0 left behind step 9, attempt 1 goes on behind step 8",
+        right=(lambda found: attempts(found, 1, resumed_from_step=8, memory="snapshot"),),
+    ),
     "a report of too few layers": Row(
         exactly_once,
         "lossy",

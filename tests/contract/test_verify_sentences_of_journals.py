@@ -11,6 +11,7 @@ from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import FOUND, LEFT_UNCOMMITTED, LEFT_WHOLE
 from ecrl_cli.verify.checkpoints import checkpoints_accounted
 from ecrl_cli.verify.journal_instants import session_of_line
+from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.changed import Records, appended, attempts, configured, event, left, logged, supervised
 from tests.runs.sentence import Judged, Row
@@ -42,6 +43,13 @@ def failed(found: RunRecords, **changes: Any) -> RunRecords:
 def ended(found: RunRecords, name: str, **changes: Any) -> RunRecords:
     """The save of step 12 ended so."""
     return event(found, 1, "committed", 12, **({} if name == "committed" else NO_FILES | {"event": name}) | changes)
+
+
+def saved_again(found: RunRecords) -> RunRecords:
+    """Step 6 was committed again in attempt 2."""
+    again = next(line for line in found.logs(0).checkpoints.events if line.event == "committed")
+    lines = found.logs(2).checkpoints
+    return left(found, 2, checkpoints=replace(lines, events=(*lines.events, replace(again, attempt=2))))
 
 
 def two_boots(found: RunRecords) -> RunRecords:
@@ -135,7 +143,14 @@ ROWS: dict[str, Row] = {
         "blk",
         lambda found: appended(found, 2, "retired", 6),
         "attempt 2 retired step 6, which was retired before and not committed again",
-        right=(lambda found: two_boots(appended(found, 2, "retired", 6)),),
+        right=(lambda found: two_boots(appended(found, 2, "retired", 6)), lambda found: appended(saved_again(found), 2, "retired", 6)),
+    ),
+    "a line before the one ahead of it": Row(
+        time_conserved,
+        "blk",
+        lambda found: appended(found, 1, "committed", 18),
+        "s before the released line of step 18 of attempt 1, which stands ahead of it",
+        right=(lambda found: appended(found, 1, "committed", 18, reason=LEFT_WHOLE),),  # written in another boot for a dead writer
     ),
     "retired under another path": Row(
         checkpoints_accounted,

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.verify.disk_state import quarantined
 from ecrl_cli.verify.verdict import NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import build_blk
@@ -44,3 +46,11 @@ def test_a_run_with_an_honest_torch_file_is_valid(run: RunLayout) -> None:
     verdict = verify_run(run.root)
     wrong = {finding.promise: finding.status for finding in verdict.findings if finding.status not in (VALID, NOT_CHECKED)}
     assert wrong == {"same-trajectory": UNKNOWN}, render(verdict)
+
+
+def test_a_torch_file_that_was_set_aside_is_examined_with_its_sidecar(run: RunLayout) -> None:
+    as_torch_file(run)
+    for suffix in ("pt", "json"):
+        (run.checkpoints / f"step_00000024.{suffix}").rename(run.checkpoints / f".rejected_step_00000024.0badcafe.{suffix}")
+    (found,) = quarantined(load(run))
+    assert (found.step, found.report.ok) == (24, True), found.report

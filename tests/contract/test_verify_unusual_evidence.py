@@ -19,22 +19,24 @@ from ecrl_cli.config.schema import ElasticConfig, OptimizerConfig, RecoveryConfi
 from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.errors import StorageError
 from ecrl_cli.history.load import RunRecords, load
-from ecrl_cli.records.events import CheckpointLine, Hang, RankLine, Rejected, SkippedSnapshot, Span
+from ecrl_cli.records.events import CheckpointLine, Hang, PlannedFailure, RankLine, Rejected, SkippedSnapshot, Span
 from ecrl_cli.records.journal import Journal, Lines
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.survivor_records import LOST, LostSamples
 from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.verify import metrics_cache
+from ecrl_cli.verify.checkpoint_folder import _check_facts
 from ecrl_cli.verify.checkpoints import checkpoints_accounted, no_acknowledged_loss, no_bad_checkpoint
 from ecrl_cli.verify.consistency import records_consistent
-from ecrl_cli.verify.disk_state import _RenamedFs, quarantined_steps
+from ecrl_cli.verify.disk_state import _RenamedFs, quarantined, quarantined_steps
 from ecrl_cli.verify.disturbance import disturbance, uninterrupted
 from ecrl_cli.verify.exactly_once import _accounts, exactly_once
-from ecrl_cli.verify.recovery_choice import NOT_ACKNOWLEDGED, _check_sound
+from ecrl_cli.verify.fault_effects import _ended_by
+from ecrl_cli.verify.recovery_choice import NOT_ACKNOWLEDGED, _check_fresh, _check_refusals, _check_sound
 from ecrl_cli.verify.retention import Folder
 from ecrl_cli.verify.state_consistent import state_consistent
 from ecrl_cli.verify.state_restored import state_restored
-from ecrl_cli.verify.state_values import NO_TENSORS
+from ecrl_cli.verify.state_values import NO_TENSORS, differing_ends
 from ecrl_cli.verify.supervisor_record import _check_taken, hang_contradictions
 from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.trajectory import same_trajectory
@@ -136,6 +138,16 @@ def test_the_noise_floor_is_of_runs_of_the_same_sizes_where_there_are_two(sweep:
     assert _noise_floor(run, (ref, alike)) is None
 
 
+def test_of_two_references_that_disagree_it_does_not_matter_which_one_the_run_equals(sweep: Path) -> None:
+    run, ref = read(sweep, "blk"), read(sweep, "ref")
+    assert ref.final is not None
+    bent = left(ref, 0, final=replace(ref.final, parameters_digest="0" * 64))
+    for first, second in ((ref, bent), (bent, ref)):
+        assert_said(same_trajectory(Case(run, first, others=(second,))), UNKNOWN, "the references ref and ref disagree: the final parameters differ")
+    other = logged(run, lambda line: replace(line, loss=1.0) if line.global_step == 7 else line, 1)
+    assert same_trajectory(Case(other, bent, others=(ref,))).status == INVALID
+
+
 # What disturbs a run
 
 
@@ -148,6 +160,17 @@ def test_a_run_that_skips_steps_is_no_undisturbed_one(sweep: Path) -> None:
     assert disturbance(gap) == "attempt 2 began behind step 20, attempt 1 reached step 19" and not uninterrupted(gap)
     late = attempts(ref, 0, resumed_from_step=3)
     assert disturbance(late) == "attempt 0 began at step 3 and names no checkpoint" and not uninterrupted(late)
+
+
+def test_a_run_that_was_continued_is_no_reference(sweep: Path) -> None:
+    """It rests on the code that a reference is to check."""
+    assert not uninterrupted(configured(read(sweep, "ref"), continued_at=(12,)))
+
+
+def test_an_attempt_whose_end_nobody_saw_disturbs_a_run_that_went_on_behind_it(sweep: Path, tmp_path: Path) -> None:
+    unstruck = load(RunBuilder(tmp_path / "unstruck", replace(config_of("unstruck"), elastic=ElasticConfig(schedule={10: 1, 20: 2}))).build())
+    assert disturbance(attempts(unstruck, 1, outcome="running")) == "attempt 1 running"
+    assert disturbance(attempts(unstruck, 2, outcome="running")) == ""
 
 
 # Numbers that are counted twice
@@ -175,6 +198,13 @@ def test_checkpoints_are_counted_again_by_how_they_ended(sweep: Path, tmp_path: 
     assert_said(records_consistent(Case(load(layout))), INVALID, f"the records fold to 3 {name} checkpoints, the journals have {there}")
 
 
+def test_a_save_that_failed_and_was_found_whole_later_counts_by_its_first_end() -> None:
+    lines = [CheckpointLine(name, 6, 0, 0.0, 0.0) for name in ("submitted", "received", "failed", "committed")]
+    logs = SimpleNamespace(checkpoints=SimpleNamespace(events=lines))
+    counted = metrics_cache._checkpoint_counts(cast("Any", SimpleNamespace(attempt_logs=[logs])))
+    assert (counted["submitted"], counted["failed"], counted["committed"], counted["lost"]) == (1, 1, 0, 0)
+
+
 @pytest.mark.parametrize(("status", "owed"), [("completed", True), ("stopped", False), ("running", False)])
 def test_only_a_completed_run_owes_its_metrics(sweep: Path, tmp_path: Path, status: str, owed: bool) -> None:
     layout = copied(sweep, "blk", tmp_path)
@@ -191,6 +221,12 @@ def test_a_phase_is_what_the_records_fold_to(sweep: Path) -> None:
     assert_said(records_consistent(Case(longer)), INVALID, "attempt 1 took 0.200002 s for load by supervisor.json, 0.200000 s by the records")
     without = left(longer, 1, spans=Lines((), (), 0))
     assert_said(records_consistent(Case(without)), UNKNOWN, "(attempt 1 left no spans of rank 0)")
+
+
+def test_what_a_later_attempt_lacks_is_known_behind_one_that_did_no_step(sweep: Path) -> None:
+    run = attempts(read(sweep, "blk"), 0, first_step=None, last_step=None)
+    assert metrics_cache.lacking(Case(run)) == ""
+    assert metrics_cache.lacking(Case(left(run, 1, spans=Lines((), (), 0)))) == "attempt 1 left no spans of rank 0"
 
 
 # Lines of the ranks
@@ -349,7 +385,17 @@ def test_a_checkpoint_of_one_file_that_was_set_aside_is_counted_by_the_commit_in
     commit = json.loads((layout.checkpoints / "step_00000012" / COMMIT).read_text())
     (layout.checkpoints / ".rejected_step_00000012.0badcafe.json").write_text(json.dumps({"commit": commit}))
     (layout.checkpoints / ".rejected_step_00000012.0badcafe.safetensors").touch()
+    (layout.checkpoints / ".rejected_step_00000018.0badcafe.json").write_text("{}")
     assert quarantined_steps(load(layout)) == [12]
+
+
+def test_each_checkpoint_that_was_set_aside_is_examined_also_where_two_are_of_one_step(sweep: Path, tmp_path: Path) -> None:
+    layout = copied(sweep, "blk", tmp_path)
+    for name in ("0badcafe", "1badcafe"):
+        shutil.copytree(layout.checkpoints / "step_00000012", layout.checkpoints / f".rejected_step_00000012.{name}")
+    flip(layout.checkpoints / ".rejected_step_00000012.1badcafe" / "model.safetensors")
+    found = quarantined(load(layout))
+    assert [(each.path[-8:], each.step, each.report.ok) for each in found] == [("0badcafe", 12, True), ("1badcafe", 12, False)]
 
 
 def test_a_run_beside_whose_configuration_cannot_be_read_is_no_evidence(sweep: Path, tmp_path: Path) -> None:
@@ -571,3 +617,57 @@ def test_what_was_replayed_is_counted_to_the_last_step_that_was_seen(sweep: Path
     """Steps 7 to 9 and 19 to 20, of 8 samples each: a run that survivors continued says so."""
     records = attempts(read(sweep, "blk"), 1, continues=0)
     assert _accounts(Case(records), 192) == "; 192 applied to every layer, 40 replayed, 0 on record as lost"
+
+
+@pytest.mark.parametrize(("committed", "status"), [(False, VALID), (True, UNKNOWN)])
+def test_what_was_refused_again_before_it_was_set_aside_lies_there_once(committed: bool, status: str) -> None:
+    """The supervisor died in between. Where the step was committed again, there were two."""
+    lines = {0: [CheckpointLine("committed", 6, 0, 0.0, 0.0)], 1: [CheckpointLine("committed", 6, 1, 1.0, 1.0)] * committed}
+    logs = {number: SimpleNamespace(attempt=number, checkpoints=SimpleNamespace(events=lines.get(number, []))) for number in range(3)}
+    aside = SimpleNamespace(path="copy", step=6, report=SimpleNamespace(ok=False))
+    case = SimpleNamespace(
+        quarantined=[aside],
+        disk=(),
+        run=SimpleNamespace(attempt_logs=logs.values(), logs=logs.__getitem__),
+        checkpoints=SimpleNamespace(found={1: {}, 2: {}}),
+        attempts=[SimpleNamespace(attempt=number, rejected=(Rejected("checkpoints/step_00000006", "parts", "is damaged"),)) for number in (1, 2)],
+    )
+    notes = FindingBuilder("it")
+    _check_refusals(cast("Any", case), notes)
+    assert_said(notes.finding(""), status, "2 refused checkpoints of step 6 cannot be looked at again: 1 are still there" if committed else "")
+
+
+@pytest.mark.parametrize(("left_behind", "status"), [(5, VALID), (6, VALID), (7, INVALID)])
+def test_memory_is_gone_on_with_unless_a_newer_checkpoint_is_there(left_behind: int, status: str) -> None:
+    notes = FindingBuilder("it")
+    there = cast("Any", {left_behind: None})
+    _check_fresh(cast("Any", SimpleNamespace(attempt=1, memory="survivors", resumed_from_step=6)), there, there, notes)
+    words = "attempt 1 went on from memory behind step 6 although step 7 was committed and is on no record as refused" if status == INVALID else ""
+    assert_said(notes.finding(""), status, words)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("buffers", (0,)), ("optimizer", (0, 1))])
+def test_of_the_buffers_that_survivors_end_with_only_those_of_rank_0_are_the_reference_s(sweep: Path, name: str, ranks: tuple[int, ...]) -> None:
+    """Stock DDP leaves each rank its own."""
+    ref = load(build_states(sweep / "ends" / name, "ref"))
+    assert ref.final is not None and len(ref.final.ranks) == 2
+    other = left(ref, 0, final=replace(ref.final, ranks=tuple(replace(state, **{name: "0" * 64}) for state in ref.final.ranks)))  # type: ignore[arg-type]
+    survived = configured(other, recovery=RecoveryConfig("immediate_rollback"))
+    assert differing_ends(survived, ref) == [f"the end of rank {rank} differs from that of the reference's in {name}" for rank in ranks]
+    assert len(differing_ends(other, ref)) == 2
+
+
+@pytest.mark.parametrize(("written", "status"), [(10.5, VALID), (19.0, VALID), (20.5, UNKNOWN)])
+def test_the_newest_pointer_is_written_before_the_end_of_the_last_session(written: float, status: str) -> None:
+    sessions = [SimpleNamespace(ended_time=end) for end in (10.0, 20.0)]
+    case = SimpleNamespace(disk=(), run=SimpleNamespace(sessions=sessions, attempt_logs=()))
+    notes = FindingBuilder("it")
+    _check_facts(cast("Any", case), "step_00000006", {"timestamp": written}, notes)
+    assert_said(notes.finding(""), status, "latest.json says that it was written at 20.500" if status == UNKNOWN else "")
+
+
+@pytest.mark.parametrize(("blamed", "ended"), [((0,), True), ((1,), True), ((0, 2), True), ((2,), False), ((), True)])
+def test_of_several_that_are_made_to_hang_any_may_be_to_blame(blamed: tuple[int, ...], ended: bool) -> None:
+    a = SimpleNamespace(exit_code=None, signal=9, outcome="hung", hang=SimpleNamespace(ranks=blamed))
+    entry = PlannedFailure(0, "stop", 0, 9, others=(1,))
+    assert _ended_by(cast("Any", None), cast("Any", a), cast("Any", SimpleNamespace(rank=0)), entry) == ended

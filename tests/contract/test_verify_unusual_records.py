@@ -20,7 +20,7 @@ from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import WALL, build_blk, build_elastic
-from tests.runs.changed import Records, attempts, configured, event, kept, left, logged, ordered, sessions, supervised
+from tests.runs.changed import Records, attempts, configured, event, kept, left, logged, ordered, rank_line, sessions, supervised
 from tests.runs.struck import build_bereft
 
 Check = Callable[[Case], Finding]
@@ -335,6 +335,15 @@ def test_what_is_unusual_has_one_status(blk: RunRecords, name: str) -> None:
     assert finding.status == status and told(finding, words), finding
 
 
+@pytest.mark.parametrize(("lines", "wrong"), [(1, False), (2, True)])
+def test_a_rank_may_log_one_step_in_the_silence_before_it_is_taken_for_hung(blk: RunRecords, lines: int, wrong: bool) -> None:
+    """It writes the line behind its last heartbeat."""
+    ended, silent = blk.attempts[0].ended_at, blk.logs(0).ranks[0].events[-lines]
+    assert ended is not None
+    found = hung(waited_s=ended - silent.at + 0.001)(blk)
+    assert told(records_consistent(Case(found)), "attempt 0 hung: nothing moved in its last") == wrong
+
+
 @pytest.mark.parametrize(("at", "explained"), [(0.005, True), (-0.005, False)])
 def test_a_death_behind_the_target_is_explained_by_a_fault_behind_it(blk: RunRecords, at: float, explained: bool) -> None:
     words = "attempt 2 completed, and rank 1 ended with signal 9: nothing on record explains that"
@@ -374,6 +383,31 @@ def test_a_remote_rank_without_a_line_says_nothing_of_its_clock(blk: RunRecords)
     silent = left(remote, 0, ranks=remote.logs(0).ranks | {1: Lines((), (), 0)})
     assert time_conserved(Case(remote)).status == VALID
     assert time_conserved(Case(silent)).status == VALID
+
+
+def test_steps_of_a_remote_rank_do_not_overlap_by_its_own_clock(blk: RunRecords) -> None:
+    """A step takes 0.02 s, 0.005 s behind the one before."""
+    overlapping = rank_line(ordered(blk, 0, nodes=("a", "b")), 0, 1, 5, seconds=0.125)
+    finding = time_conserved(Case(overlapping))
+    words = "step 5 of attempt 0 rank 1 began 0.100000 s before what came before it was over, by its own 0.125000 s"
+    assert finding.status == INVALID and told(finding, words), finding
+
+
+@pytest.mark.parametrize(("reboots", "wrong"), [(False, True), (True, False)])
+def test_spans_may_go_on_behind_the_last_line_where_the_machine_lost_power(blk: RunRecords, reboots: bool, wrong: bool) -> None:
+    """The lines of rank 1 behind step 5 are gone."""
+    cut = logged(blk, lambda line: line if line.rank == 0 or line.global_step <= 5 else None)
+    if reboots:
+        cut = supervised(cut, sessions=(*cut.sessions, replace(cut.sessions[0], boot_id="another", started_at=5000.0)))
+    words = "attempt 0 rank 1 has a span of compute of step 7, when step 5 was the last that the rank had logged"
+    assert told(time_conserved(Case(cut)), words) == wrong, time_conserved(Case(cut))
+
+
+def test_a_new_rank_that_replaces_none_has_an_origin_below_zero_and_nothing_else_has(blk: RunRecords) -> None:
+    words = "supervisor.json: origins is"
+    assert not told(records_consistent(Case(attempts(blk, 1, origins=(0, -1), joined=(1,)))), words)
+    finding = records_consistent(Case(attempts(blk, 1, joined=(-1,))))
+    assert finding.status == INVALID and told(finding, "supervisor.json: joined is"), finding
 
 
 def test_an_event_that_no_checkpoint_has_is_told(blk: RunRecords) -> None:
@@ -444,3 +478,22 @@ def test_a_last_checkpoint_is_due_where_the_configuration_asks_for_it(blk: RunRe
     found = left(found, 2, checkpoints=kept(found.logs(2).checkpoints, lambda line: None if line.global_step == 24 else line))
     finding = checkpoints_accounted(Case(found))
     assert told(finding, "step 24 of attempt 2 was due and no checkpoint was submitted") == due, finding
+
+
+@pytest.mark.parametrize(("boot", "bounded"), [("boot", True), ("another", False)])
+def test_what_a_killed_session_recorded_is_dated_before_the_next_launch_of_its_boot(bereft: RunRecords, boot: str, bounded: bool) -> None:
+    """A clock of another boot tells nothing of when it was over."""
+    late = bereft.attempts[1].launched_at + 0.25
+    found = event(bereft, 0, "committed", 6, at=late, time=late + WALL)
+    for number in (1, 2):
+        found = sessions(found, number, boot_id=boot)
+    words = "the committed line of step 6 of attempt 0 is dated 0.250 s after whoever could write it was over"
+    assert told(time_conserved(Case(found)), words) == bounded
+
+
+def test_faults_of_a_killed_session_fired_in_it_whatever_the_clock_of_the_next_boot_shows(bereft: RunRecords) -> None:
+    """The machine was started anew, and its clock with it; the third session is again one of the first boot."""
+    rebooted = sessions(bereft, 1, boot_id="another", started_at=5.0, time=5.0 + WALL, ended_at=50.0)
+    words = f"entry 0 fired at {bereft.fired[0].at:.3f} s, when no supervisor was there"
+    assert not told(time_conserved(Case(rebooted)), words)
+    assert told(time_conserved(Case(sessions(rebooted, 1, boot_id="boot"))), words)

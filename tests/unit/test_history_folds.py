@@ -19,7 +19,7 @@ from ecrl_cli.config.limits import MOST_ATTEMPTS, MOST_FAILURES
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EvidenceMissing, RecordError
 from ecrl_cli.history.divergence import differing_names, first_differing_step, loss_divergence, read_tensors, same_float, state_divergence
-from ecrl_cli.history.lineage import ancestry, line_chain, lineage, replayed_steps
+from ecrl_cli.history.lineage import ancestry, end_of, line_chain, lineage, replayed_steps
 from ecrl_cli.history.load import MOST_DISK_BYTES, NOTHING, SPARE_CLAIMS, SPARE_LOGS, AttemptRecords, RunRecords, load, load_disk
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.linux.clock import monotonic
@@ -41,6 +41,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import store
 from ecrl_cli.records.span_clock import SpanClock
 from tests.runs.builder import build_blk, build_elastic, flip
+from tests.runs.changed import left
 from tests.runs.spoil import edit_json, tear
 from tests.runs.survived import build_lossy
 
@@ -546,3 +547,10 @@ def test_what_each_survivor_has_on_record_as_lost_counts_once(tmp_path: Path) ->
 def test_how_far_a_run_ended_is_relative_to_the_reference() -> None:
     far = _distance("parameters", {"parameters.w": np.ones(2), "buffers.w": np.ones(2)}, {"parameters.w": np.full(2, 2.0), "buffers.w": np.zeros(2)})
     assert far == {"l2": pytest.approx(math.sqrt(2)), "relative_l2": pytest.approx(0.5), "differing": 1}
+
+
+@pytest.mark.parametrize(("ranks", "until"), [((0, 1), 9), ((0,), 0), ((), 0)])
+def test_of_an_attempt_in_which_a_rank_logged_nothing_no_step_is_committed(tmp_path: Path, ranks: tuple[int, ...], until: int) -> None:
+    records = load(build_blk(tmp_path))
+    logs = records.logs(0).ranks
+    assert end_of(left(records, 0, ranks={rank: lines if rank in ranks else NOTHING for rank, lines in logs.items()}), records.attempts[0]) == until

@@ -181,3 +181,16 @@ def test_another_machine_than_the_reference_s_is_told_and_changes_nothing(run: R
 def test_a_save_behind_a_snapshot_in_memory_has_what_ran_on_until_the_gathering(before: tuple[str, ...], left: float) -> None:
     spans = [Span(category, 0.25 * place, 0.25 * (place + 1), 0, 6) for place, category in enumerate((*before, "snapshot"))]
     assert _left_over(SpanAccount(tuple(spans)), len(before), "snapshot") == left
+
+
+def test_kernels_that_the_reference_alone_recorded_are_told_too(run: RunLayout) -> None:
+    environment = RunLayout(run.root.parent / "ref").environment
+    edit_json(environment, lambda document: document | {"math_kernels": {"MKL_CBWR": "COMPATIBLE"}})
+    told = found(verify_run(run.root), "records-consistent").evidence
+    assert told == ("the reference ran with math_kernels.MKL_CBWR 'COMPATIBLE', this run with not set",)
+
+
+def test_a_span_that_began_before_an_interval_and_reaches_into_it_overlaps_it() -> None:
+    account = SpanAccount(tuple(Span("compute", start, start + 1.0, 0, 1) for start in (0.0, 1.0, 2.0)))
+    for (start, end), expected in {(0.5, 0.75): [0.0], (0.5, 1.5): [0.0, 1.0], (1.0, 2.0): [1.0], (1.5, 9.0): [1.0, 2.0], (3.5, 4.0): []}.items():
+        assert [span.start for span in account.between(start, end)] == expected
