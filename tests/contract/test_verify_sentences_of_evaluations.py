@@ -15,10 +15,11 @@ from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.evaluations import Evaluation
 from ecrl_cli.verify.consistency import records_consistent, target_reached
+from ecrl_cli.verify.evaluations import check_against
 from ecrl_cli.verify.reference import reference_ids
 from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.trajectory import same_trajectory
-from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID
+from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import HELD_OUT
 from tests.runs.changed import Records, attempts, configured, left, supervised
@@ -351,3 +352,10 @@ def test_a_run_that_was_continued_twice_must_do_the_same_as_one_that_ended_with_
     config = replace(found.stored.config, continued_at=(8, 16))
     own, first = reference_ids(configured(found, continued_at=(8, 16)))
     assert (own, first) == (found.stored.reference_id, reference_id(replace(config, target_steps=8, continued_at=())))
+
+
+@pytest.mark.parametrize(("claimed", "compared", "wrong"), [(12, 3, False), (15, 3, False), (16, 4, True)])
+def test_quality_is_held_against_the_reference_as_far_as_the_run_claims_to_equal_it(judged: Judged, claimed: int, compared: int, wrong: bool) -> None:
+    """Behind that step another number of ranks may give other values."""
+    ours, theirs, notes = scored(1, 16, loss=0.5)(judged.runs["evaluated"]), judged.runs["ref"], FindingBuilder("it")
+    assert check_against(Case(ours, theirs), theirs, lineage(theirs), claimed, notes) == compared and notes.clean != wrong

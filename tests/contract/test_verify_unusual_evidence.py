@@ -25,7 +25,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.survivor_records import LOST, LostSamples
 from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.verify import metrics_cache
-from ecrl_cli.verify.checkpoint_folder import _check_facts
+from ecrl_cli.verify.checkpoint_folder import _check_facts, _check_names
 from ecrl_cli.verify.checkpoints import checkpoints_accounted, no_acknowledged_loss, no_bad_checkpoint
 from ecrl_cli.verify.consistency import records_consistent
 from ecrl_cli.verify.disk_state import _RenamedFs, quarantined, quarantined_steps
@@ -44,7 +44,7 @@ from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Findin
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import _noise_floor, verify_run
 from tests.runs.builder import RunBuilder, build_blk, build_clean, build_elastic, build_ref, config_of, flip
-from tests.runs.changed import attempts, configured, event, kept, left, logged, supervised
+from tests.runs.changed import appended, attempts, configured, event, kept, left, logged, supervised
 from tests.runs.spoilt_clocks import refold
 from tests.runs.spoilt_states import build_states
 from tests.runs.survived import build_lossy
@@ -671,3 +671,17 @@ def test_of_several_that_are_made_to_hang_any_may_be_to_blame(blamed: tuple[int,
     a = SimpleNamespace(exit_code=None, signal=9, outcome="hung", hang=SimpleNamespace(ranks=blamed))
     entry = PlannedFailure(0, "stop", 0, 9, others=(1,))
     assert _ended_by(cast("Any", None), cast("Any", a), cast("Any", SimpleNamespace(rank=0)), entry) == ended
+
+
+@pytest.mark.parametrize(("name", "step", "wrong"), [("failed", 18, False), ("lost", 18, False), ("failed", 12, True), ("submitted", 18, True)])
+def test_what_a_save_left_that_is_on_record_as_failed_is_accounted_for(sweep: Path, tmp_path: Path, name: str, step: int, wrong: bool) -> None:
+    """The remains lie under step 18, of which no other line says anything."""
+    run = copied(sweep, "blk", tmp_path)
+    (run.checkpoints / "step_00000018" / COMMIT).write_bytes(b"{}")
+    found = load(run)
+    for number in range(3):
+        found = left(found, number, checkpoints=kept(found.logs(number).checkpoints, lambda line: line if line.global_step != 18 else None))
+    found = appended(found, 0, "committed", 6, event=name, global_step=step)
+    notes = FindingBuilder("it")
+    _check_names(Case(found), notes)
+    assert notes.clean != wrong

@@ -166,6 +166,8 @@ def _covering(workers: int) -> Tests:
             command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.covering", "-n", str(workers), "--dist", "loadfile", *TESTED]
             subprocess.run(command, cwd=ROOT, env=os.environ | {"ECRL_MUTANTS_MAP": made}, check=False)
             shutil.copytree(made, folder)
+    listed = subprocess.run([sys.executable, "-m", "pytest", "--collect-only", "-q", *TESTED], cwd=ROOT, capture_output=True, text=True, check=True)
+    there = set(listed.stdout.splitlines())  # one that was renamed since would end pytest before any other is run
     seconds: dict[str, float] = {}
     lines: dict[str, dict[int, frozenset[str]]] = defaultdict(dict)
     for part in sorted(folder.glob("*.json")):
@@ -173,7 +175,7 @@ def _covering(workers: int) -> Tests:
         seconds |= content["seconds"]
         for file, by_line in content["lines"].items():
             for line, places in by_line.items():
-                found = frozenset(content["tests"][place] for place in places)
+                found = frozenset(content["tests"][place] for place in places) & there
                 lines[file][int(line)] = lines[file].get(int(line), frozenset()) | found
     return Tests(seconds, lines, Counter(test for by_line in lines.values() for found in by_line.values() for test in found))
 
