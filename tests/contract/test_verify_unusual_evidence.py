@@ -32,8 +32,11 @@ from ecrl_cli.verify.disk_state import _RenamedFs, quarantined, quarantined_step
 from ecrl_cli.verify.disturbance import disturbance, uninterrupted
 from ecrl_cli.verify.exactly_once import _accounts, exactly_once
 from ecrl_cli.verify.fault_effects import _ended_by
+from ecrl_cli.verify.fault_instants import INSIDE, _window
+from ecrl_cli.verify.fault_plan import _dropped_with_its_step
 from ecrl_cli.verify.recovery_choice import NOT_ACKNOWLEDGED, _check_fresh, _check_refusals, _check_sound
 from ecrl_cli.verify.retention import Folder
+from ecrl_cli.verify.spans import _check_steps_together
 from ecrl_cli.verify.state_consistent import state_consistent
 from ecrl_cli.verify.state_restored import state_restored
 from ecrl_cli.verify.state_values import NO_TENSORS, differing_ends
@@ -41,10 +44,10 @@ from ecrl_cli.verify.supervisor_record import _check_taken, hang_contradictions
 from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.trajectory import same_trajectory
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, FindingBuilder
-from ecrl_cli.verify.verification_input import Case
+from ecrl_cli.verify.verification_input import Case, same_sizes
 from ecrl_cli.verify.verify_run import _noise_floor, verify_run
 from tests.runs.builder import RunBuilder, build_blk, build_clean, build_elastic, build_ref, config_of, flip
-from tests.runs.changed import appended, attempts, configured, event, kept, left, logged, supervised
+from tests.runs.changed import appended, attempts, configured, event, kept, left, logged, ordered, supervised
 from tests.runs.spoilt_clocks import refold
 from tests.runs.spoilt_states import build_states
 from tests.runs.survived import build_lossy
@@ -685,3 +688,48 @@ def test_what_a_save_left_that_is_on_record_as_failed_is_accounted_for(sweep: Pa
     notes = FindingBuilder("it")
     _check_names(Case(found), notes)
     assert notes.clean != wrong
+
+
+@pytest.mark.parametrize(("nodes", "wrong"), [(1, True), (2, False)])
+def test_whether_ranks_were_in_a_step_together_is_asked_of_those_on_one_machine(sweep: Path, nodes: int, wrong: bool) -> None:
+    """Rank 1's clock is 100 s ahead: on another machine it may be."""
+    found = logged(read(sweep, "blk"), lambda line: replace(line, at=line.at + 100.0) if line.rank == 1 else line)
+    found = ordered(found, 0, nodes=tuple(f"node{number}" for number in range(nodes)))
+    notes = FindingBuilder("it")
+    _check_steps_together(Case(found), found.attempts[0], notes)
+    assert notes.clean != wrong
+
+
+@pytest.mark.parametrize(("dropped", "excused"), [(True, True), (False, False)])
+def test_a_failure_inside_a_step_is_excused_where_survivors_dropped_that_step(dropped: bool, excused: bool) -> None:
+    """Where they finished it, it should have struck."""
+    report = SimpleNamespace(dropped=dropped, global_step=9)
+    case = SimpleNamespace(
+        path=SimpleNamespace(segments=[SimpleNamespace(attempt=0, steps=lambda: range(1, 10))]),
+        run=SimpleNamespace(logs=lambda attempt: SimpleNamespace(survivor_report=report)),
+    )
+    entries = [
+        SimpleNamespace(index=number, moment=moment, global_step=step) for number, (moment, step) in enumerate(((INSIDE[0], 9), (INSIDE[0], 8)))
+    ]
+    assert list(_dropped_with_its_step(cast("Any", case), cast("Any", entries))) == ([0] if excused else [])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "moment", "until"), [("overlapped", "save", 50.0), ("blocking", "save", 20.0), ("overlapped", "step_end", 20.0)]
+)
+def test_a_writer_in_the_background_may_be_hit_when_the_next_attempt_has_begun(sweep: Path, strategy: str, moment: str, until: float) -> None:
+    found = read(sweep, "blk")
+    found = configured(found, checkpoint=replace(found.stored.config.checkpoint, strategy=strategy))
+    found = supervised(found, sessions=(replace(found.sessions[0], ended_at=50.0),))
+    found = attempts(attempts(found, 0, launched_at=10.0), 1, launched_at=20.0)
+    entry, fault = SimpleNamespace(moment=moment, kind="kill", others=()), replace(found.fired[0], attempt=0)
+    doubled = replace(found, fired=(fault, replace(fault, index=1)))  # two in one attempt: neither can be said to have ended it
+    assert _window(Case(doubled), fault, cast("Any", entry), found.attempts[0]) == (10.0, until)
+
+
+def test_with_fixed_replicas_the_number_of_processes_makes_no_other_size(sweep: Path) -> None:
+    ours = read(sweep, "blk")
+    theirs = configured(ours, world_size=1)
+    assert not same_sizes(ours, theirs) and same_sizes(ours, configured(ours, seed=3))
+    replicas = ElasticConfig(replicas=4)
+    assert same_sizes(configured(ours, elastic=replicas), configured(theirs, elastic=replicas))
