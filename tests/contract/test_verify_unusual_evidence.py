@@ -13,22 +13,22 @@ from typing import Any, cast
 
 import pytest
 
-from ecrl_cli.checkpoint.format.names import COMMIT, LEASE, STEP_METADATA
+from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LEASE, STEP_METADATA
 from ecrl_cli.checkpoint.store.step_metadata import StepMetadata
 from ecrl_cli.config.schema import ElasticConfig, OptimizerConfig, RecoveryConfig, WriteModeConfig
 from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.errors import StorageError
 from ecrl_cli.history.load import RunRecords, load
-from ecrl_cli.records.events import CheckpointLine, Hang, PlannedFailure, RankLine, Rejected, SkippedSnapshot, Span
+from ecrl_cli.records.events import FOUND, CheckpointLine, Hang, PlannedFailure, RankLine, Rejected, SkippedSnapshot, Span
 from ecrl_cli.records.journal import Journal, Lines
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.survivor_records import LOST, LostSamples
 from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.verify import metrics_cache
-from ecrl_cli.verify.checkpoint_folder import _check_facts, _check_names
+from ecrl_cli.verify.checkpoint_folder import _check_facts, _check_names, _check_sizes, check_folder
 from ecrl_cli.verify.checkpoints import checkpoints_accounted, no_acknowledged_loss, no_bad_checkpoint
 from ecrl_cli.verify.consistency import records_consistent
-from ecrl_cli.verify.disk_state import _RenamedFs, quarantined, quarantined_steps
+from ecrl_cli.verify.disk_state import _RenamedFs, integrity_config, quarantined, quarantined_steps
 from ecrl_cli.verify.disturbance import disturbance, uninterrupted
 from ecrl_cli.verify.exactly_once import _accounts, exactly_once
 from ecrl_cli.verify.fault_effects import _ended_by
@@ -733,3 +733,28 @@ def test_with_fixed_replicas_the_number_of_processes_makes_no_other_size(sweep: 
     assert not same_sizes(ours, theirs) and same_sizes(ours, configured(ours, seed=3))
     replicas = ElasticConfig(replicas=4)
     assert same_sizes(configured(ours, elastic=replicas), configured(theirs, elastic=replicas))
+
+
+@pytest.mark.parametrize(("status", "wrong"), [("completed", True), ("stopped", True), ("gave_up", True), ("running", False)])
+def test_the_folder_of_a_run_that_ended_in_any_way_is_looked_at(sweep: Path, tmp_path: Path, status: str, wrong: bool) -> None:
+    run = copied(sweep, "blk", tmp_path)
+    (run.checkpoints / LATEST).write_text("[]")
+    notes = FindingBuilder("it")
+    check_folder(Case(supervised(load(run), terminal_status=status)), notes)
+    assert notes.clean != wrong
+
+
+@pytest.mark.parametrize(("reason", "wrong"), [(FOUND, False), (None, True)])
+def test_a_commit_without_bytes_is_one_that_was_found_afterwards(sweep: Path, reason: str | None, wrong: bool) -> None:
+    """Whoever finds a checkpoint of a dead writer did not count its bytes."""
+    found, notes = event(read(sweep, "blk"), 2, "committed", 24, bytes=0, reason=reason), FindingBuilder("it")
+    _check_sizes(Case(found), notes)
+    assert notes.clean != wrong and (not wrong or told(notes.finding(""), "step 24 was committed with no bytes"))
+
+
+@pytest.mark.parametrize("finite", ["all", "model", "off"])
+def test_a_checkpoint_is_looked_at_for_what_its_run_allows(sweep: Path, finite: str) -> None:
+    found = read(sweep, "blk")
+    found = configured(found, checkpoint=replace(found.stored.config.checkpoint, finite=finite, max_bytes=7))
+    made = integrity_config(found, contents=True)
+    assert (made.finite, made.max_bytes, made.run_id, made.contents) == (finite, 7, found.stored.run_id, True)
