@@ -42,7 +42,7 @@ def say(line: str) -> None:
 
 
 @dataclass(frozen=True)
-class Tests:
+class Covering:
     """Which tests run a line, how long each takes, and how many lines it runs in all."""
 
     seconds: dict[str, float]
@@ -156,7 +156,7 @@ def _judged_before(book: Path) -> dict[str, dict[str, object]]:
     return {line["key"]: line for line in map(json.loads, book.read_text().splitlines())} if book.exists() else {}
 
 
-def _covering(workers: int) -> Tests:
+def _covering(workers: int) -> Covering:
     """From `outputs/mutants/map`, or measured into it: remove that folder once the code or many tests have changed."""
     folder = OUTPUTS / "map"
     if not folder.exists():
@@ -177,10 +177,10 @@ def _covering(workers: int) -> Tests:
             for line, places in by_line.items():
                 found = frozenset(content["tests"][place] for place in places) & there
                 lines[file][int(line)] = lines[file].get(int(line), frozenset()) | found
-    return Tests(seconds, lines, Counter(test for by_line in lines.values() for found in by_line.values() for test in found))
+    return Covering(seconds, lines, Counter(test for by_line in lines.values() for found in by_line.values() for test in found))
 
 
-def _judge(faults: list[Fault], sources: dict[str, str], tests: Tests, workers: int) -> Iterator[tuple[Fault, str, str | None]]:
+def _judge(faults: list[Fault], sources: dict[str, str], tests: Covering, workers: int) -> Iterator[tuple[Fault, str, str | None]]:
     with tempfile.TemporaryDirectory(prefix="ecrl-mutants-") as folder:
         free: SimpleQueue[Worker] = SimpleQueue()
         started = [Worker(Path(folder) / str(number)) for number in range(workers)]
@@ -217,7 +217,7 @@ class Worker:
         self.process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.sound: dict[str, bool] = {}  # whether a test passes where no fault is
 
-    def judge(self, fault: Fault, sources: dict[str, str], tests: Tests) -> tuple[str, str | None]:
+    def judge(self, fault: Fault, sources: dict[str, str], tests: Covering) -> tuple[str, str | None]:
         against, planted = tests.against(fault, sources), fault.planted(sources[fault.file].encode()).decode()
         if not against:
             return "not run by a test", None
@@ -232,7 +232,7 @@ class Worker:
             against = [test for test in against if test != failed]  # it fails in a fork, or since the map was made, without a fault too
         return "survived", None
 
-    def _is_sound(self, test: str, tests: Tests) -> bool:
+    def _is_sound(self, test: str, tests: Covering) -> bool:
         if test not in self.sound:
             self.sound[test] = self._ask(None, None, [test], tests.seconds.get(test, 1.0))[0] == 0
         return self.sound[test]
