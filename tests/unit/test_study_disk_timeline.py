@@ -13,7 +13,7 @@ from ecrl_cli.config.studies import DiskTimeline
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import EvidenceMissing
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.metrics.disk import Disk
+from ecrl_cli.metrics.disk import Disk, split
 from ecrl_cli.records.events import DiskLine
 from ecrl_cli.records.layout import StudyLayout
 from ecrl_cli.report.build import report
@@ -111,8 +111,8 @@ def test_intervals_and_lags_are_those_of_the_record() -> None:
     found = {"disk": "sda", "payload": 1000, "samples": samples, "saves": [{"submitted": counters(1.2, 0), "acknowledged": counters(1.3, 300)}]}
     stretch = Stretch(Record("unsafe", {"mode": "unsafe"}, found, 3.0), DiskTimeline(fine_s=0.5))
     assert stretch.written() == [300] and stretch.lags() == [pytest.approx(1.8)]
-    held, free = stretch.split(1.0)
+    held, free = split(stretch.intervals[1.0], stretch.spans())
     assert [(rate.start, rate.tps, rate.written) for rate in held] == [(1.0, 4.0, 400.0)] and [rate.start for rate in free] == [0.0, 2.0]
-    held, free = stretch.split(0.5)
+    held, free = split(stretch.intervals[0.5], stretch.spans())
     assert [(rate.start, rate.written) for rate in held] == [(1.0, 800.0)] and len(free) == 5
     assert stretch.speeds() == (pytest.approx(3000), 0.0)
