@@ -27,7 +27,7 @@ def at(folder: Path, days: float, **environment: Any) -> Path:
     for supervisor in folder.glob("*/supervisor.json"):
         layout = RunLayout(supervisor.parent)
         document = read_json(supervisor)
-        document["sessions"][0]["time"] = WALL_0 + days * DAY + document["sessions"][0]["time"] % 1000
+        document["sessions"][0]["time"] = WALL_0 + days * DAY + document["sessions"][0]["time"] % 10**6 / 100  # no two at once
         write_json(supervisor, document)
         if environment:
             edit(layout.environment, **environment)
