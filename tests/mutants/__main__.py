@@ -1,7 +1,7 @@
 """`python -m tests.mutants [ROOM...]`: puts faults into the code, one at a time, and says which of them no test notices.
 
-Each fault is judged by the tests that run its line, which a first pass over tests/unit and tests/contract finds out (about ten minutes; kept in
-outputs/mutants/map until that is removed). What was judged is kept too: the same command goes on where it was stopped.
+Each fault is judged by the tests that run its line, which a first pass over tests/unit and tests/contract finds out (about ten minutes). That and
+what was judged are kept in outputs/mutants: the same command goes on where it was stopped. Remove that folder once tests were added or changed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def say(line: str) -> None:
 
 
 @dataclass(frozen=True)
-class Covering:
+class LinesToTests:
     """Which tests run a line, how long each takes, and how many lines it runs in all."""
 
     seconds: dict[str, float]
@@ -156,8 +156,8 @@ def _judged_before(book: Path) -> dict[str, dict[str, object]]:
     return {line["key"]: line for line in map(json.loads, book.read_text().splitlines())} if book.exists() else {}
 
 
-def _covering(workers: int) -> Covering:
-    """From `outputs/mutants/map`, or measured into it: remove that folder once the code or many tests have changed."""
+def _covering(workers: int) -> LinesToTests:
+    """From `outputs/mutants/map`, or measured into it."""
     folder = OUTPUTS / "map"
     if not folder.exists():
         say("which test runs which line: about ten minutes")
@@ -177,10 +177,10 @@ def _covering(workers: int) -> Covering:
             for line, places in by_line.items():
                 found = frozenset(content["tests"][place] for place in places) & there
                 lines[file][int(line)] = lines[file].get(int(line), frozenset()) | found
-    return Covering(seconds, lines, Counter(test for by_line in lines.values() for found in by_line.values() for test in found))
+    return LinesToTests(seconds, lines, Counter(test for by_line in lines.values() for found in by_line.values() for test in found))
 
 
-def _judge(faults: list[Fault], sources: dict[str, str], tests: Covering, workers: int) -> Iterator[tuple[Fault, str, str | None]]:
+def _judge(faults: list[Fault], sources: dict[str, str], tests: LinesToTests, workers: int) -> Iterator[tuple[Fault, str, str | None]]:
     with tempfile.TemporaryDirectory(prefix="ecrl-mutants-") as folder:
         free: SimpleQueue[Worker] = SimpleQueue()
         started = [Worker(Path(folder) / str(number)) for number in range(workers)]
@@ -217,7 +217,7 @@ class Worker:
         self.process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.sound: dict[str, bool] = {}  # whether a test passes where no fault is
 
-    def judge(self, fault: Fault, sources: dict[str, str], tests: Covering) -> tuple[str, str | None]:
+    def judge(self, fault: Fault, sources: dict[str, str], tests: LinesToTests) -> tuple[str, str | None]:
         against, planted = tests.against(fault, sources), fault.planted(sources[fault.file].encode()).decode()
         if not against:
             return "not run by a test", None
@@ -227,12 +227,14 @@ class Worker:
                 return "hung", None
             if code == 0:
                 return "survived", None
-            if failed is None or "::" not in failed or self._is_sound(failed, tests):
+            if failed not in against:
+                return "killed", failed  # in a fixture, or the whole process
+            if self._is_sound(failed, tests) and self._ask(fault.file, planted, [failed], tests.seconds[failed])[0] != 0:
                 return "killed", failed
-            against = [test for test in against if test != failed]  # it fails in a fork, or since the map was made, without a fault too
+            against.remove(failed)  # it fails without the fault too, or only behind others
         return "survived", None
 
-    def _is_sound(self, test: str, tests: Covering) -> bool:
+    def _is_sound(self, test: str, tests: LinesToTests) -> bool:
         if test not in self.sound:
             self.sound[test] = self._ask(None, None, [test], tests.seconds.get(test, 1.0))[0] == 0
         return self.sound[test]

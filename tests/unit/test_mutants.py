@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import Covering, _defined, _given
+from tests.mutants.__main__ import LinesToTests, _defined, _given
 from tests.mutants.faults import Fault, faults_of
 
 SOURCE = '''"""A module."""
@@ -69,7 +69,7 @@ def test_a_fault_given_by_hand_is_found_by_its_text_and_its_line(tmp_path: Path)
 def test_it_is_tried_by_the_tests_of_its_line_up_to_a_budget_and_of_a_constant_by_those_of_its_users() -> None:
     lines = {"a.py": {11: frozenset({"t.py::narrow", "t.py::wide"}), 13: frozenset({"t.py::slow", "t.py::torch_checkpointing"})}}
     seconds = {"t.py::narrow": 1.0, "t.py::wide": 0.1, "t.py::slow": 1e6, "t.py::torch_checkpointing": 0.1}
-    tests = Covering(seconds, lines, Counter({"t.py::narrow": 1, "t.py::wide": 9, "t.py::slow": 2}))
+    tests = LinesToTests(seconds, lines, Counter({"t.py::narrow": 1, "t.py::wide": 9, "t.py::slow": 2}))
     sources = {"a.py": SOURCE}
     assert tests.against(Fault("a.py", "first", 11, 11, 0, 0, "", ""), sources) == ["t.py::narrow", "t.py::wide"]
     assert tests.against(Fault("a.py", "first", 13, 13, 0, 0, "", ""), sources) == []

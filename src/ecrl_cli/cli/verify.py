@@ -60,13 +60,7 @@ def verify(argv: Sequence[str]) -> int:
     known = References(key)
     if flags.with_reference and (stopped := train_references(runs, known)):
         return stopped
-    collecting = gc.isenabled()
-    gc.disable()  # records are many objects without cycles: looking for cycles among them is an eighth of the time
-    try:
-        answers = dict(zip(map(str, runs), side_by_side(partial(judge, reference=reference, known=known), runs, known), strict=True))
-    finally:
-        if collecting:
-            gc.enable()
+    answers = dict(zip(map(str, runs), side_by_side(partial(judge, reference=reference, known=known), runs, known), strict=True))
     for run in runs if flags.track else ():
         with suppress(EcrlError, OSError):  # the verdict says what is wrong with it
             tell(read_run_config(RunLayout(run)).config, RunLayout(named(run)), say)
@@ -152,15 +146,26 @@ def side_by_side(judged: Callable[[Path], T], runs: Sequence[Path], known: Refer
     for place, run in enumerate(runs):
         stored = known.stored(RunLayout(named(run)))
         groups[named(run).parent, stored.reference_id if stored else run].append(place)
-    if len(groups) < 2 * (os.cpu_count() or 1):
-        return parallel_map(judged, runs, done=done)
+    together = list(groups.values())
+    if len(together) < 2 * (os.cpu_count() or 1):
+        together = [[place] for place in range(len(runs))]
 
-    def each(places: list[int]) -> list[T]:
+    def answers_of(places: list[int]) -> list[T]:
         return [judged(runs[place]) for place in places]
 
-    answers = parallel_map(each, list(groups.values()), done=lambda found: [done(answer) for answer in found])
-    found = {place: answer for places, of_group in zip(groups.values(), answers, strict=True) for place, answer in zip(places, of_group, strict=True)}
-    return [found[place] for place in range(len(runs))]
+    def tell(answers: list[T]) -> None:
+        for answer in answers:
+            done(answer)
+
+    collecting = gc.isenabled()
+    gc.disable()  # records are many objects without cycles: looking for cycles among them is an eighth of the time
+    try:
+        found = parallel_map(answers_of, together, done=tell)
+    finally:
+        if collecting:
+            gc.enable()
+    answers = {place: answer for places, told in zip(together, found, strict=True) for place, answer in zip(places, told, strict=True)}
+    return [answers[place] for place in range(len(runs))]
 
 
 def judge(run: Path, reference: Path | None, known: References) -> VerifyOutput:

@@ -17,13 +17,24 @@ from ecrl_cli.records.digests import file_states
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.records.run_config import StoredConfig, read_run_config
 from ecrl_cli.verify.disturbance import uninterrupted
-from ecrl_cli.verify.registry import CHECKS, checks_alone, guarded
+from ecrl_cli.verify.registry import checks_alone, run_checks
 from ecrl_cli.verify.verdict import VALID, Finding, worst
 from ecrl_cli.verify.verification_input import Case, same_sizes
 
 PREFERRED = ("ref", "clean")  # variants, best reference first
 _MOST = 4  # references that one run is compared with
 KEPT = 12  # runs whose records stay in memory: those that a suite's arms and seeds have beside each other, not a whole sweep
+
+
+@dataclass
+class _Known:
+    """What is known of one run. `files`: their sizes and times when it was read. `case`: the run without a reference; None where its records were
+    dropped again. `alone`: the findings that no other run has a part in. `doubt`: why it is no reference."""
+
+    files: object
+    case: Case | None = None
+    alone: dict[str, Finding] | None = None
+    doubt: str | None = None
 
 
 @dataclass
@@ -36,11 +47,7 @@ class References:
 
     seal_key: bytes = b""
     _stored: dict[Path, StoredConfig | None] = field(default_factory=dict)
-    _states: dict[Path, object] = field(default_factory=dict)
-    _records: dict[Path, RunRecords] = field(default_factory=dict)
-    _cases: dict[Path, Case] = field(default_factory=dict)
-    _alone: dict[Path, dict[str, Finding]] = field(default_factory=dict)
-    _doubts: dict[Path, str] = field(default_factory=dict)
+    _runs: dict[Path, _Known] = field(default_factory=dict)  # those read last stand last
 
     def stored(self, layout: RunLayout) -> StoredConfig | None:
         """The configuration of the run at `layout`; None if there is no readable one."""
@@ -53,39 +60,32 @@ class References:
 
     def records(self, layout: RunLayout) -> RunRecords:
         """As `bounded`, from the cache where the run is among the KEPT read last and its files are as they were: siblings share references."""
-        root, state = layout.root, file_states(layout)
-        if self._states.get(root) != state:
-            for cache in (self._records, self._cases, self._alone, self._doubts):
-                cache.pop(root, None)
-        self._states[root] = state
-        records = self._records.pop(root, None) or bounded(layout)
-        self._records[root] = records
-        while len(self._records) > KEPT:
-            oldest = next(iter(self._records))
-            del self._records[oldest]
-            self._cases.pop(oldest, None)
-        return records
+        files, known = file_states(layout), self._runs.pop(layout.root, None)
+        if known is None or known.files != files:
+            known = _Known(files)
+        case = known.case = known.case or Case(bounded(layout), seal_key=self.seal_key)
+        self._runs[layout.root] = known
+        for older in [each for each in self._runs.values() if each.case][:-KEPT]:
+            older.case = None
+        return case.run
 
     def findings(self, records: RunRecords, **beside: Any) -> tuple[Finding, ...]:
-        """One per promise, of the run with these records. `beside`: its reference and the like, as fields of `Case`."""
-        root = records.layout.root
-        if root not in self._cases:
-            self._cases[root] = Case(records, seal_key=self.seal_key)
-        alone = self._cases[root]
-        if root not in self._alone:
-            self._alone[root] = checks_alone(alone)
-        case = alone.beside(**beside)
-        return tuple(self._alone[root].get(promise) or guarded(promise, check, case) for promise, check in CHECKS.items())
+        """One per promise, of a run read by `records`. `beside`: its reference and the like, as fields of `Case`."""
+        known = self._runs[records.layout.root]
+        case = known.case or Case(records, seal_key=self.seal_key)
+        if known.alone is None:
+            known.alone = checks_alone(case)
+        return run_checks(case.beside(**beside), known.alone)
 
     def doubt(self, records: RunRecords) -> str:
         """Why the run cannot serve as a reference because it is not valid itself; empty if it can. Verified without a reference, to avoid cycles."""
-        root = records.layout.root
-        if root not in self._doubts:
+        known = self._runs[records.layout.root]
+        if known.doubt is None:
             findings = self.findings(records)
             status = worst(finding.status for finding in findings)
             first = next(finding.message for finding in findings if finding.status == status)
-            self._doubts[root] = "" if status == VALID else f"the reference {root.name} is {status}: {first}"
-        return self._doubts[root]
+            known.doubt = "" if status == VALID else f"the reference {records.layout.root.name} is {status}: {first}"
+        return known.doubt
 
 
 # Limits of the work that a run's records claim, in proportion to the log lines that exist. An honest run has a line for every step and rank.

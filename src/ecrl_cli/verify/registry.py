@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from ecrl_cli.errors import ConfigError, EcrlError
 from ecrl_cli.verify.checkpoints import ACCOUNT, NO_BAD, NO_LOSS, checkpoints_accounted, no_acknowledged_loss, no_bad_checkpoint
@@ -47,9 +48,9 @@ CHECKS: dict[str, Check] = {
 COMPARING = (INPUT, TRAJECTORY, STATE, RECORDS)  # promises that are held against the reference too; the others are of the run alone
 
 
-def run_checks(case: Case) -> tuple[Finding, ...]:
-    """Run every check: one finding per promise."""
-    return tuple(guarded(promise, check, case) for promise, check in CHECKS.items())
+def run_checks(case: Case, found: Mapping[str, Finding] = MappingProxyType({})) -> tuple[Finding, ...]:
+    """Run every check: one finding per promise. `found`: by promise, those that are known already."""
+    return tuple(found.get(promise) or guarded(promise, check, case) for promise, check in CHECKS.items())
 
 
 def checks_alone(case: Case) -> dict[str, Finding]:

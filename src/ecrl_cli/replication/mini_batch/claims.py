@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from ecrl_cli.metrics.statistics import Summary, summary
-from ecrl_cli.replication.mini_batch.counts import APPLICATION, APPLICATIONS, Counts, Run, spread_columns
+from ecrl_cli.replication.mini_batch.counts import APPLICATION, APPLICATIONS, Counts, Run, spread, spread_columns
 from ecrl_cli.studies.frame.result import Column, Table
 
 SUPPORTED, CONTRADICTED, UNDECIDED, TOO_SMALL = "supported", "contradicted", "undecided", "scale too small to say"
@@ -33,14 +34,13 @@ def claims(counts: Counts) -> Table:
 
 
 def _of(counts: Counts, application: str) -> list[dict[str, Any]]:
-    runs = _seeds(counts, application)
-    found = {name: [_mean_distance(of_seed, name) for of_seed in runs] for name in (ROLLBACK, FORWARD)}
-    if not runs or any(value is None for values in found.values() for value in values):
+    runs = [scenarios for record in counts.runs_of(application) if (scenarios := record.found["scenarios"])]
+    if not runs or not all(any(_cells(run, name) for run in of_seed) for of_seed in runs for name in (ROLLBACK, FORWARD)):
         return []
-    further = [100 * (back - forward) for back, forward in zip(found[ROLLBACK], found[FORWARD], strict=True)]  # type: ignore[operator]
-    moved = [100 * _mean([abs(run["baseline"]["accuracy"] - run["before"]["accuracy"]) for run in of_seed]) for of_seed in runs]
-    farthest = [100 * max(_distance(run, cell) for run in of_seed for cell in _cells(run, ROLLBACK)) for of_seed in runs]
-    slower = [_mean([cell["seconds"] / run["baseline"]["seconds"] for run in of_seed for cell in _cells(run, ROLLBACK)]) for of_seed in runs]
+    further = [100 * (fmean(_distances(of_seed, ROLLBACK)) - fmean(_distances(of_seed, FORWARD))) for of_seed in runs]
+    moved = [100 * fmean(abs(run["baseline"]["accuracy"] - run["before"]["accuracy"]) for run in of_seed) for of_seed in runs]
+    farthest = [100 * max(_distances(of_seed, ROLLBACK)) for of_seed in runs]
+    slower = [fmean(cell["seconds"] / run["baseline"]["seconds"] for run in of_seed for cell in _cells(run, ROLLBACK)) for of_seed in runs]
     published = counts.config.scale == "paper"
     rows = (
         (
@@ -60,36 +60,19 @@ def _of(counts: Counts, application: str) -> list[dict[str, Any]]:
     )
     about = {APPLICATION.key: APPLICATIONS[application]}
     return [
-        about | {"claim": claim, "measured_as": how, "n": len(values), **_spread(values), "verdict": verdict} for claim, how, values, verdict in rows
+        about | {"claim": claim, "measured_as": how, "n": len(values), **spread(values, "measured"), "verdict": verdict}
+        for claim, how, values, verdict in rows
     ]
 
 
-def _seeds(counts: Counts, application: str) -> list[list[Run]]:
-    """By seed, its scenarios; only what was tried behind forward counts, as in the published study."""
-    scenarios = [record.found["scenarios"] for record in counts.runs_of(application)]
-    return [found for found in scenarios if found]
-
-
 def _cells(run: Run, strategy: str) -> list[Run]:
+    """Only what failed behind forward counts, as in the published study."""
     return [cell for cell in run["cells"] if cell["strategy"] == strategy and cell["percent"] and not cell["flipped"]]
 
 
-def _distance(run: Run, cell: Run) -> float:
-    return float(abs(cell["accuracy"] - run["baseline"]["accuracy"]))
-
-
-def _mean_distance(of_seed: Sequence[Run], strategy: str) -> float | None:
-    found = [_distance(run, cell) for run in of_seed for cell in _cells(run, strategy)]
-    return _mean(found) if found else None
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _spread(values: Sequence[float]) -> dict[str, Any]:
-    found = summary(values)
-    return {"measured": found.mean, "measured_low": found.low, "measured_high": found.high}
+def _distances(of_seed: Sequence[Run], strategy: str) -> list[float]:
+    """From Baseline, in accuracy: of every cell of every scenario."""
+    return [abs(cell["accuracy"] - run["baseline"]["accuracy"]) for run in of_seed for cell in _cells(run, strategy)]
 
 
 def _side(found: Summary, bound: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from statistics import median
 
 from ecrl_cli.metrics.disk import bursts
@@ -27,9 +28,7 @@ def disk_table(comparison: Comparison) -> Table:
             continue
         rates, label = run.view.disk, comparison.label(run)
         found = bursts(rates, [(write.start, write.end) for write in run.view.writes])
-        per_s = [None if value is None else round(value) for value in (found.written_held, found.written_free)]
         interval = median(rate.end - rate.start for rate in rates)
-        counted = (found.held, found.free, found.tps_held, found.tps_free)
-        rows.append((run.suite, Cell(label, arm=label), run.seed, interval, *counted, *per_s, found.above, found.p))
+        rows.append((run.suite, Cell(label, arm=label), run.seed, interval, *astuple(found)))
     note = "The kernel's counters are those of the whole device: what other programs did meanwhile is in them. Empty: no interval of one kind."
     return Table("Do checkpoints line up with bursts of disk activity?", _COLUMNS, tuple(rows), note)
