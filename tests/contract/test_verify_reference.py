@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.cli.main import main
+from ecrl_cli.cli.verify import side_by_side
 from ecrl_cli.errors import RunDirectoryError
 from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.history.load import load
+from ecrl_cli.records.digests import file_states
 from ecrl_cli.records.events import InjectedFault
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.verify import reference
@@ -248,3 +251,45 @@ def test_runs_judged_side_by_side_are_judged_as_alone_and_in_order(sweep: Path, 
         main(["verify", run, "--json"])
         alone |= json.loads(capsys.readouterr().out)
     assert list(together) == runs and together == alone and [answer["status"] for answer in together.values()] == [VALID, INVALID, VALID]
+
+
+def test_runs_of_one_reference_are_judged_together_and_answered_in_the_order_asked(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on one processor: two groups are enough to fill it."""
+    RunBuilder(sweep / "other", replace(config_of("ref"), seed=2027)).build()
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    asked, judged, told = ["blk", "other", "ref"], list[str](), list[str]()
+
+    def judge(run: Path) -> str:
+        judged.append(run.name)
+        return f"answer of {run.name}"
+
+    answers = side_by_side(judge, [sweep / name for name in asked], References(), told.append)
+    assert judged == ["blk", "ref", "other"] and told == [f"answer of {name}" for name in judged]
+    assert answers == [f"answer of {name}" for name in asked]
+
+
+@pytest.mark.parametrize(("kept", "read"), [(2, ["ref", "clean"]), (1, ["ref", "clean", "ref"])])
+def test_only_so_many_records_stay_in_memory(recorded: Path, monkeypatch: pytest.MonkeyPatch, kept: int, read: list[str]) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(reference, "KEPT", kept)
+    monkeypatch.setattr(reference, "bounded", lambda layout: found.append(layout.root.name) or bounded(layout))
+    known = References()
+    for name in ("ref", "clean", "ref"):
+        known.records(RunLayout(recorded / name))
+    assert found == read
+
+
+def test_a_run_is_as_it_was_until_any_of_its_files_is_written_replaced_or_gone(sweep: Path) -> None:
+    layout = RunLayout(sweep / "blk")
+    written, states = layout.attempt(0).rank(0), [file_states(layout)]
+    layout.verdict.write_text("{}")
+    layout.divergence.write_text("{}")
+    assert file_states(layout) == states[0]
+    os.utime(written, ns=(1, 1))  # as many bytes, written at another time
+    states.append(file_states(layout))
+    shutil.copy2(written, sweep / "another")
+    (sweep / "another").replace(written)  # as many bytes and the same time, another file
+    states.append(file_states(layout))
+    next(layout.checkpoints.glob("step_*/*")).unlink()
+    states.append(file_states(layout))
+    assert len(set(states)) == 4

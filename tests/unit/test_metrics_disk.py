@@ -8,7 +8,8 @@ import os
 import re
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -22,6 +23,7 @@ from ecrl_cli.records.journal import line_of, read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report
 from ecrl_cli.report.model.timeline_view import disk_rates
+from ecrl_cli.report.tables.disk import disk_table
 from ecrl_cli.runs import run as runs
 from ecrl_cli.runs.run_plan import plan_run
 from tests.runs.builder import build_ref, config_of
@@ -336,3 +338,13 @@ def test_the_end_waits_for_the_last_sample() -> None:
     finish.set()
     ending.join(60)
     assert not ending.is_alive() and len(kept) == 2
+
+
+def test_a_runs_disk_is_busy_with_a_checkpoint_from_its_submission_to_its_end() -> None:
+    found = tuple(rates([line(float(at), done) for at, done in enumerate((0, 1, 9, 20, 22))]))
+    view = SimpleNamespace(disk=found, writes=[SimpleNamespace(start=1.5, end=2.5)])
+    runs = [SimpleNamespace(view=view, suite="suite", seed="7"), SimpleNamespace(view=None), SimpleNamespace(view=SimpleNamespace(disk=()))]
+    table = disk_table(cast("Any", SimpleNamespace(runs=runs, label=lambda run: "arm")))
+    ((suite, _, seed, interval, *counted),) = table.rows
+    assert (suite, seed, interval) == ("suite", "7", 1.0)
+    assert counted == [2, 2, 9.5, 1.5, 9500.0, 1500.0, 2, pytest.approx(1 / 6)]

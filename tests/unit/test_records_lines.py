@@ -64,7 +64,7 @@ def compare(kind: type[Any], line: bytes) -> None:
 
 
 @pytest.mark.parametrize("event", LINES, ids=lambda event: type(event).__name__)
-def test_what_is_written_is_readline_decoder(event: Any) -> None:
+def test_what_is_written_is_read_at_once(event: Any) -> None:
     found = line_decoder(type(event))(line_of(event))
     assert found == event and repr(found) == repr(event) and hash(str(found)) == hash(str(event))
     with pytest.raises(AttributeError):

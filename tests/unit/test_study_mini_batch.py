@@ -392,6 +392,15 @@ def test_a_published_claim_is_judged_by_its_interval_over_the_seeds(accuracies: 
     assert {moved["verdict"], farthest["verdict"]} == {"scale too small to say"}
 
 
+def test_what_failed_in_forward_or_with_a_correction_turned_round_says_nothing_of_a_claim() -> None:
+    counts = made([(0.03, 0.01), (0.04, 0.01)])
+    before = claims(counts).rows
+    for record in counts.records:
+        for cell in (Cell("half_updated_rollback", 0, 0, ""), Cell("lossy_forward", 25, 2, "mask")):
+            record.found["scenarios"][0]["cells"].append(asdict(cell) | {"accuracy": 0.0, "seconds": 9.0})
+    assert claims(counts).rows == before
+
+
 def test_without_one_of_the_two_recoveries_nothing_is_claimed() -> None:
     counts = made([(0.03, 0.01), (0.04, 0.01)])
     for record in counts.records:
