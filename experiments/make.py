@@ -53,7 +53,7 @@ def make(experiment: Experiment, outputs: Path, data: str, results: Path = RESUL
         _keep(experiment, report, new)
         runs = [document for folder in folders for document in _environments(folder)]
         _write(new / "environment.json", runs[0])
-        _write(new / "stamp.json", stamp(runs[0], sessions))
+        _write(new / "stamp.json", stamp(runs[0], sessions, tuple(experiment.studies)))
         _write(new / "result.json", _result(document, verdicts))
         if experiment.records:
             pack(folders, new / "records.tar.xz")

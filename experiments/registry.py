@@ -47,6 +47,11 @@ class Experiment:
         return all(words(command)[1] == "study" for command in self.commands)
 
     @property
+    def studies(self) -> list[str]:
+        """The names of the studies that it runs."""
+        return [word.removeprefix("study=") for command in self.commands for word in words(command) if word.startswith("study=")]
+
+    @property
     def wants_data(self) -> bool:
         return any(DATA_WORD in words(command) for command in self.commands)
 

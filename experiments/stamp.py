@@ -2,8 +2,8 @@
 
 A result is stale where the code that makes and judges its records has changed since: a digest of each room of `src/ecrl_cli`, taken when it was
 made, is held against the tree's. Docstrings do not count. Nor does what only shows or explains a result (`report`, `cli`, `audit`, the recorder),
-nor `studies` and `replication` for one that is no study. Results kept before there were such digests are held against their environment's digest of
-all source.
+nor `studies` and `replication` for one that is no study; of a study only the files count that it reaches (`reached`). Results kept before there were
+such digests are held against their environment's digest of all source.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from experiments.reached import reached
 from experiments.registry import ROOT, Experiment
 
 from ecrl_cli.linux.clock import monotonic
@@ -35,11 +36,17 @@ BUSY = 0.05  # of the machine's processor time taken by other work: from there o
 
 
 @cache
-def code_digests() -> dict[str, str]:
-    """By room of the package, and for `conf`, a digest over names and contents."""
-    rooms = {path.name: path for path in sorted(PACKAGE.iterdir()) if path.is_dir() and path.name != "__pycache__"}
-    found = {name: _digest(path, path.rglob("*.py")) for name, path in rooms.items()}
-    return {**found, PACKAGE.name: _digest(PACKAGE, PACKAGE.glob("*.py")), CONF: _digest(ROOT / CONF, (ROOT / CONF).rglob("*.yaml"))}
+def code_digests(studies: tuple[str, ...] = ()) -> dict[str, str]:
+    """By room of the package, and for `conf`, a digest over names and contents; with `studies`, of what these reach and their own configurations."""
+    files, configurations = set(PACKAGE.rglob("*.py")), set((ROOT / CONF).rglob("*.yaml"))
+    if studies:
+        files &= frozenset[Path]().union(*map(reached, studies))
+        configurations &= {ROOT / CONF / "study.yaml", *(ROOT / CONF / "study" / f"{name}.yaml" for name in studies)}
+    rooms = {path.name: path for path in sorted(PACKAGE.iterdir()) if path.is_dir()}
+    of_room = {name: {file for file in files if file.is_relative_to(folder)} for name, folder in rooms.items()}
+    of_room[PACKAGE.name] = {file for file in files if file.parent == PACKAGE}
+    found = {name: _digest(rooms.get(name, PACKAGE), inside) for name, inside in of_room.items() if inside}
+    return found | {CONF: _digest(ROOT / CONF, configurations)}
 
 
 def _digest(folder: Path, files: Iterable[Path]) -> str:
@@ -69,8 +76,8 @@ def bare(source: bytes) -> bytes:
 
 def changed(stamp: Mapping[str, Any], experiment: Experiment, now: Mapping[str, str] | None = None) -> list[str]:
     """The rooms that count for `experiment` and have changed since `stamp`; empty for a fresh result."""
-    now = code_digests() if now is None else now
-    passed_over = SHOWN_ONLY if experiment.is_study else SHOWN_ONLY | OF_STUDIES
+    now = code_digests(tuple(experiment.studies)) if now is None else now
+    passed_over = SHOWN_ONLY - {"audit"} if experiment.is_study else SHOWN_ONLY | OF_STUDIES  # one study is about audits
     then = stamp.get("code")
     if not then:
         return [] if stamp.get("source_sha256") == source_sha256() else ["made by an earlier version"]
@@ -115,7 +122,7 @@ def _own_seconds() -> float:
     return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
 
 
-def stamp(environment: Mapping[str, Any], sessions: list[Session]) -> dict[str, Any]:
+def stamp(environment: Mapping[str, Any], sessions: list[Session], studies: tuple[str, ...] = ()) -> dict[str, Any]:
     """The content of stamp.json. `environment`: that of the runs; the rooms' digests are known only where they were made by the tree as it is."""
     cpu = environment["cpu"]
     found: dict[str, Any] = {
@@ -131,7 +138,7 @@ def stamp(environment: Mapping[str, Any], sessions: list[Session]) -> dict[str, 
         },
         "sessions": [asdict(each) for each in sessions],
     }
-    return found | ({"code": code_digests()} if environment["source_sha256"] == source_sha256() else {})
+    return found | ({"code": code_digests(studies)} if environment["source_sha256"] == source_sha256() else {})
 
 
 def _commit(environment: Mapping[str, Any]) -> str:

@@ -17,7 +17,8 @@ from experiments import make as making
 from experiments.__main__ import main
 from experiments.make import Stopped, make
 from experiments.pages import INDEX, Kept, index, page, state, with_state, without_state
-from experiments.registry import DATA_WORD, Experiment, ExperimentError, Registry, read
+from experiments.reached import reached
+from experiments.registry import DATA_WORD, ROOT, Experiment, ExperimentError, Registry, read
 from experiments.stamp import BUSY, Session, bare, changed, code_digests, session, stamp
 
 from ecrl_cli.records.digests import source_sha256
@@ -238,6 +239,36 @@ def test_a_change_of_code_changes_its_digest_alone(tmp_path: Path, monkeypatch: 
     (tmp_path / "src" / "ecrl_cli" / "training" / "step.py").write_text("a = 2\n", encoding="utf-8")
     after = code_digests.__wrapped__()
     assert {name for name in before if before[name] != after[name]} == {"training"} and {"report", "conf", "ecrl_cli"} <= set(before)
+
+
+def test_a_study_counts_what_it_reaches() -> None:
+    latency, writers, soak = (reached(name) for name in ("write-latency", "writers", "failures"))
+    package = ROOT / "src" / "ecrl_cli"
+    assert {package / "studies" / "write_latency.py", package / "checkpoint" / "store" / "atomic_install.py"} <= latency
+    assert not any(room in path.parts for path in latency for room in ("training", "failures", "replication", "verify"))
+    assert package / "supervision" / "run_lock.py" in writers, "it starts supervisors"
+    assert soak == set((ROOT / "src").rglob("*.py")), "it trains as runs do, with whatever its configurations name"
+
+
+def test_a_study_counts_the_processes_that_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "main": 'from own.helper import help\nCOMMAND = ["-m", "own.started"]\nPART = "own.parts:PART"\n',
+        "helper": "import own.below\n",
+        "started": "def main():\n    from own.late import now\n",
+        "late": "", "below": "", "parts": "", "other": "import own.main\n", "__init__": "",
+    }  # fmt: skip
+    (tmp_path / "own").mkdir()
+    for name, text in files.items():
+        (tmp_path / "own" / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr("experiments.reached.SOURCE", tmp_path)
+    monkeypatch.setattr("experiments.reached.module_of", lambda name: "own.main")
+    assert {path.stem for path in reached.__wrapped__("own")} == {"main", "helper", "started", "late", "below", "parts", "__init__"}
+
+
+def test_the_digests_of_a_study_are_of_its_files_and_its_configuration() -> None:
+    of_all, of_study = code_digests(), code_digests(("write-latency",))
+    assert of_study.keys() < of_all.keys() and of_study["studies"] != of_all["studies"] and of_study["conf"] != of_all["conf"]
+    assert "training" not in of_study
 
 
 def test_the_site_says_anew_whether_a_result_is_stale() -> None:

@@ -52,9 +52,10 @@ class Registry:
 
     def load(self, name: str) -> Any:
         """Imports what `name` maps to. ConfigError if the name is unknown or its package cannot be imported."""
-        return import_attribute(self.kind, name, self._path(name))
+        return import_attribute(self.kind, name, self.path(name))
 
-    def _path(self, name: str) -> str:
+    def path(self, name: str) -> str:
+        """What `name` maps to, "module:attribute". ConfigError if it is unknown."""
         if name in self.builtin:
             return self.builtin[name]
         for point in entry_points(group=self.group, name=name):

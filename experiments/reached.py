@@ -1,0 +1,50 @@
+"""Which files of the package a study reaches: what its result depends on, and so what can make it stale."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from experiments.registry import ROOT
+
+from ecrl_cli.studies.frame.registry import module_of
+
+SOURCE = ROOT / "src"
+TRAINS = "training"  # a study that reaches this room trains as runs do, with whatever strategy, recovery, launcher or failure its configurations name
+TABLES = ("ecrl_cli.config", "ecrl_cli.studies.frame.registry")  # name all variants and studies there are; a study names in its code what it uses
+
+
+@cache
+def reached(study: str) -> frozenset[Path]:
+    """The files that `study` imports or starts as processes, directly or not; all of the package for one that trains as runs do."""
+    modules = {_dotted(path): path for path in SOURCE.rglob("*.py")}
+    package = module_of(study).removesuffix(".study")
+    due, found = [name for name in modules if name == package or name.startswith(f"{package}.")], set[str]()
+    while due:
+        name = due.pop()
+        if name not in found:
+            found.add(name)
+            due += [each for each in _named(name, modules[name]) if each in modules]
+    if any(name.startswith(f"ecrl_cli.{TRAINS}.") for name in found):
+        return frozenset(modules.values())
+    return frozenset(modules[name] for name in found)
+
+
+def _dotted(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _named(name: str, path: Path) -> Iterator[str]:
+    """What the file may use: modules that it imports, with the packages around them, and those whose names are in it as text."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not name.startswith(TABLES):
+            yield node.value.partition(":")[0]  # `python -m MODULE`, or MODULE:ATTRIBUTE
+    yield name.rpartition(".")[0]
