@@ -19,6 +19,7 @@ from ecrl_cli.config.schema import CheckpointConfig, ElasticConfig, RecoveryConf
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import REFERENCES, RunLayout
+from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.report.model.inputs import run_inputs
 from ecrl_cli.runs import run as runs
 from ecrl_cli.runs.run import FINISHED, RunContext, RunResult
@@ -188,7 +189,11 @@ def test_states_hashed_otherwise_have_no_reference_in_common() -> None:
 def test_a_run_keeps_the_digest_that_it_began_with(tmp_path: Path, recorded: dict[str, str] | None, digest: str) -> None:
     """Versions without the key hashed by SHA-256."""
     if recorded is not None:
-        (tmp_path / "config.json").write_text(json.dumps({"config": {"checkpoint": recorded}}))
+        write_run_config(layout := RunLayout(tmp_path), STRUCK)
+        stored = json.loads(layout.config.read_text())
+        del stored["config"]["checkpoint"]["digest"]
+        stored["config"]["checkpoint"].update(recorded)
+        layout.config.write_text(json.dumps(stored))
     planned = plan_run(STRUCK, tmp_path)
     assert planned.config.checkpoint.digest == digest and planned.run_id == run_id(STRUCK)
     assert planned.asked_digest == ("blake3" if digest == "sha256" else ""), "which is said when it goes on"

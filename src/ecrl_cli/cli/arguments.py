@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from ecrl_cli.cli.console import Parser
 from ecrl_cli.cli.launcher_settings import PREFIX, JobLauncher, is_engine, split
 from ecrl_cli.config.codec import flat
-from ecrl_cli.config.conf_paths import installed_dirs
+from ecrl_cli.config.conf_paths import conf_dir, groups, installed_dirs, user_folders
 from ecrl_cli.config.keys import RESERVED, is_known, reserved, unknown_key
 from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.errors import ConfigError, shown
@@ -48,6 +48,11 @@ class Arguments:
     mix: bool = False
     yes: bool = False
     launcher: JobLauncher = field(default_factory=JobLauncher)
+
+    @property
+    def groups(self) -> dict[str, list[str]]:
+        """Each configuration group with its options, ECRL's and those of `search`. ConfigError for a folder that cannot be read."""
+        return groups([conf_dir(), *user_folders(self.search)])
 
 
 def parse(argv: Sequence[str], verb: str = "train") -> Arguments:

@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from ecrl_cli.cli.arguments import Arguments, check_overrides, read_overrides, typed
 from ecrl_cli.config.build import build
 from ecrl_cli.config.codec import encode
-from ecrl_cli.config.conf_paths import conf_dir, groups, user_folders
+from ecrl_cli.config.conf_paths import conf_dir
 from ecrl_cli.config.omegaconf_bridge import raw
 from ecrl_cli.config.scale import SCALED_IN_A_MATRIX
 from ecrl_cli.config.schema import RunConfig
@@ -94,7 +94,7 @@ class _Composer:
         bare = _bare(tuple(launcher))
         self._settings = _settings(bare)
         self._common = [*search_override(arguments.search), *launcher]
-        self._groups = groups([conf_dir(), *user_folders(arguments.search)])
+        self._groups = arguments.groups
         self._listed = frozenset(str(name) for name in bare["runtime"]["choices"] if not str(name).startswith("hydra/"))  # in train.yaml
 
     def check(self, overrides: Sequence[Override]) -> None:

@@ -16,7 +16,6 @@ from ecrl_cli.cli.arguments import Arguments, parse, read_overrides, values
 from ecrl_cli.cli.compose import compose, expand, initialized, search_override
 from ecrl_cli.cli.console import restrict, say
 from ecrl_cli.config.codec import encode
-from ecrl_cli.config.conf_paths import conf_dir, groups, user_folders
 from ecrl_cli.config.machine import check_torch
 from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.config.studies import study_keys
@@ -70,7 +69,7 @@ def _result(place: Path) -> dict[str, object]:
 
 
 def _configs(arguments: Arguments) -> list[StudyConfig]:
-    written = groups([conf_dir(), *user_folders(arguments.search)]).get("study", [])
+    written = arguments.groups.get("study", [])
     known = [*written, *(name for name in names() if name not in written)]  # a study of an installed package needs no YAML
     overrides = _with_all_named(arguments.overrides)
     _register(_check(overrides, known), written)

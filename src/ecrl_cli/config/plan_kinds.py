@@ -1,22 +1,30 @@
 """How the failures of a run are planned: not at all, of one kind at given steps, as a list, or drawn at random. One object each, which `failure.kind`
-chooses; it says which keys of the group it reads, what it refuses, and which failures were typed.
+chooses; it says which keys of the group it reads, what it refuses, and which failures it plans.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+from typing import TYPE_CHECKING
 
 from ecrl_cli.config.elastic import ranks_at, sizes
 from ecrl_cli.config.failure_kinds import BUILTIN
 from ecrl_cli.config.fault_spec import FAILURES, KEY, STARTING, Entry, parse, refused
+from ecrl_cli.config.limits import MOST_FAILURES
 from ecrl_cli.config.registry import unknown
 from ecrl_cli.config.schema import FailureConfig, RunConfig
 from ecrl_cli.errors import ConfigError, plural
 
+if TYPE_CHECKING:  # only a plan that is drawn needs it
+    import numpy as np
+
+STREAM = 0x6D746266  # "mtbf": a stream of the seed that nothing else uses (epochs and ranks are small numbers)
+
 
 class PlanKind:
     """`keys`: the keys of the group that it alone reads. `plans_none`: it plans no failure. `sets_times`: it has no use for failure.steps. `draws`:
-    times and ranks are drawn from the seed (failures/plan.py), none is typed.
+    times and ranks are drawn from the seed, none is typed.
     """
 
     keys: frozenset[str] = frozenset()
@@ -34,9 +42,9 @@ class PlanKind:
         unused = {key for plan in (NOTHING, AT_STEPS, LISTED, DRAWN) if plan is not self for key in plan.keys}
         return unused | ({"steps"} if self.sets_times else set()) | (set() if self.takes_rank(failure) else {"rank"})
 
-    def entries(self, failure: FailureConfig) -> tuple[Entry, ...]:
-        """The failures as typed, in order; none if they are drawn. ConfigError if one cannot be parsed."""
-        del failure
+    def entries(self, config: RunConfig) -> tuple[Entry, ...]:
+        """The failures as typed or drawn, in order. ConfigError if one cannot be parsed."""
+        del config
         return ()
 
     def check(self, config: RunConfig) -> None:
@@ -68,7 +76,8 @@ class AtSteps(PlanKind):
     def takes_rank(self, failure: FailureConfig) -> bool:
         return bool(FAILURES.load(failure.kind)().takes_rank)
 
-    def entries(self, failure: FailureConfig) -> tuple[Entry, ...]:
+    def entries(self, config: RunConfig) -> tuple[Entry, ...]:
+        failure = config.failure
         share = None if failure.share == FailureConfig().share else failure.share
         who: tuple[int, ...] | str = (failure.rank,) if failure.who == "rank" else failure.who
         return tuple(Entry(failure.kind, step, failure.moment, share, who, failure.seconds or None, failure.point) for step in failure.steps)
@@ -86,8 +95,8 @@ class Listed(PlanKind):
     keys = frozenset({"entries"})
     sets_times = True
 
-    def entries(self, failure: FailureConfig) -> tuple[Entry, ...]:
-        return tuple(parse(text) for text in failure.entries)
+    def entries(self, config: RunConfig) -> tuple[Entry, ...]:
+        return tuple(parse(text) for text in config.failure.entries)
 
     def check(self, config: RunConfig) -> None:
         failure = config.failure
@@ -96,7 +105,7 @@ class Listed(PlanKind):
             raise ConfigError("failure.steps", f"{list(failure.steps)} planned, but failure.kind is listed", f"write them into {KEY}")
         if not failure.entries:
             raise ConfigError(KEY, "failure.kind is listed and nothing is listed", f"give entries: {KEY}=[kill@40:1]")
-        for entry in self.entries(failure):
+        for entry in self.entries(config):
             _check_entry(entry, config)
 
     def refusal(self, entry: Entry, key: str, reason: str, remedy: str) -> ConfigError:
@@ -105,11 +114,23 @@ class Listed(PlanKind):
 
 
 class Drawn(PlanKind):
-    """failure=mtbf: kills of random ranks at random times, with a mean time between failures."""
+    """failure=mtbf: kills of random ranks at random times. The gaps are exponential with mean `failure.mtbf_steps` or `failure.mtbf_s`, and those of
+    a seed scale with the mean: half the mean gives half the gaps.
+
+    A mean in steps gives every arm of a seed the same plan, whatever its speed. A mean in seconds of supervised time models a machine; the number
+    of failures then depends on the run's duration.
+    """
 
     keys = frozenset({"mtbf_steps", "mtbf_s"})
     sets_times = True
     draws = True
+
+    def entries(self, config: RunConfig) -> tuple[Entry, ...]:
+        """ConfigError if the mean is less than a step."""
+        if config.failure.mtbf_steps < 1 and not config.failure.mtbf_s:
+            fact = f"kind mtbf needs a mean of at least one step, failure.mtbf_steps is {config.failure.mtbf_steps:g}"
+            raise ConfigError("failure", fact)
+        return _by_time(config) if config.failure.mtbf_s else _by_steps(config)
 
     def check(self, config: RunConfig) -> None:
         failure = config.failure  # typed steps and ranks would be silently ignored
@@ -123,6 +144,37 @@ class Drawn(PlanKind):
             raise ConfigError(
                 "failure.mtbf_steps", f"must be >= 1 for failure=mtbf, got {failure.mtbf_steps:g}", "give a mean: failure.mtbf_steps=200"
             )
+
+
+def _by_steps(config: RunConfig) -> tuple[Entry, ...]:
+    """Kills at strictly increasing steps below the target."""
+    generator = _generator(config)
+    found: list[Entry] = []
+    instant, step = 0.0, 0
+    while True:
+        instant += config.failure.mtbf_steps * generator.exponential()
+        share = generator.random()
+        step = max(step + 1, math.ceil(instant))
+        if step >= config.target_steps or len(found) > MOST_FAILURES:  # larger plans are refused
+            return tuple(found)
+        found.append(Entry("kill", step, who=(int(share * ranks_at(config, step)),)))
+
+
+def _by_time(config: RunConfig) -> tuple[Entry, ...]:
+    """Kills at instants of supervised time, as many as there may be restarts: the run may end before the last."""
+    generator = _generator(config)
+    found: list[Entry] = []
+    instant = 0.0
+    for _ in range(min(config.supervision.max_restarts, MOST_FAILURES)):
+        instant += config.failure.mtbf_s * generator.exponential()
+        found.append(Entry("kill", moment="wall", who=(int(generator.random() * min(sizes(config))),), after_s=instant))
+    return tuple(found)
+
+
+def _generator(config: RunConfig) -> np.random.Generator:
+    import numpy as np
+
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([config.seed, STREAM])))
 
 
 NOTHING, AT_STEPS, LISTED, DRAWN = Nothing(), AtSteps(), Listed(), Drawn()

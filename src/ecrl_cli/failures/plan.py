@@ -11,20 +11,17 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 
-import numpy as np
-
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.elastic import fits, ranks_at, sizes
 from ecrl_cli.config.fault_spec import STARTING, Entry
 from ecrl_cli.config.launchers import launcher_of
 from ecrl_cli.config.limits import MOST_FAILURES
-from ecrl_cli.config.plan_kinds import plan_kind
+from ecrl_cli.config.plan_kinds import PlanKind, plan_kind
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import ConfigError, RecordError, plural
 from ecrl_cli.failures.fault_kind import Ends, FaultKind, RefusedFault, Victim, fault_kind
-from ecrl_cli.failures.rank_faults import Kill
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
@@ -45,8 +42,6 @@ _MOMENTS = {
 
 _SHARED = ("forward", "backward", "optimizer")  # moments that take a share
 
-STREAM = 0x6D746266  # "mtbf": a stream of the seed that nothing else uses (epochs and ranks are small numbers)
-
 
 @dataclass(frozen=True)
 class _Plan:
@@ -55,18 +50,18 @@ class _Plan:
 
 def plan(config: RunConfig) -> tuple[PlannedFailure, ...]:
     """The planned failures, in order; none for a variant without failures. ConfigError if a kind cannot happen in this run."""
-    if not config.variant.failures or (kind := plan_kind(config.failure.kind)).plans_none:
+    kind = plan_kind(config.failure.kind)
+    if not config.variant.failures or kind.plans_none:
         return ()
     if max(len(config.failure.steps), len(config.failure.entries)) > MOST_FAILURES:
         raise too_many()
-    wanted = _drawn_entries(config) if kind.draws else kind.entries(config.failure)
-    entries = (each for entry in wanted for each in planned(entry, config))
+    entries = (each for entry in kind.entries(config) for each in planned(entry, config, kind))
     found = tuple(replace(entry, index=index) for index, entry in enumerate(islice(entries, MOST_FAILURES + 1)))
     if len(found) > MOST_FAILURES:
         raise too_many()
     for entry in found:
         _check_occasion(entry, found, config)
-    check_sizes(found, config)
+    check_sizes(found, config, drawn=kind.draws)
     return found
 
 
@@ -124,12 +119,14 @@ def read_plan(layout: RunLayout) -> tuple[PlannedFailure, ...]:
         raise RecordError("failures.json", f"not a plan ({error})", "restore the file") from error
 
 
-def planned(entry: Entry, config: RunConfig) -> tuple[PlannedFailure, ...]:
-    """The plan's entries (all with index 0) that `entry` stands for. ConfigError, under the typed key, if it cannot happen in this run."""
+def planned(entry: Entry, config: RunConfig, by: PlanKind) -> tuple[PlannedFailure, ...]:
+    """The plan's entries (all with index 0) that `entry`, planned as `by` says, stands for. ConfigError, under the typed key, if it cannot happen in
+    this run.
+    """
     try:
         return tuple(_planned(part, config) for part in fault_kind(entry.what).expand(entry, config))
     except RefusedFault as refused:
-        raise plan_kind(config.failure.kind).refusal(entry, refused.key, refused.reason, refused.remedy) from refused
+        raise by.refusal(entry, refused.key, refused.reason, refused.remedy) from refused
 
 
 def _planned(entry: Entry, config: RunConfig) -> PlannedFailure:
@@ -225,55 +222,13 @@ def _seconds(entry: Entry, kind: FaultKind, moment: str) -> float:
     return kind.seconds if entry.seconds is None else entry.seconds
 
 
-def _drawn_entries(config: RunConfig) -> tuple[Entry, ...]:
-    """Kills of random ranks at random times, in order. The gaps are exponential with mean `failure.mtbf_steps` or `failure.mtbf_s`, and those of a
-    seed scale with the mean: half the mean gives half the gaps.
-
-    A mean in steps gives every arm of a seed the same plan, whatever its speed. A mean in seconds of supervised time models a machine; the number
-    of failures then depends on the run's duration.
-
-    ConfigError if the mean is less than a step.
+def check_sizes(entries: tuple[PlannedFailure, ...], config: RunConfig, *, drawn: bool = False) -> None:
+    """ConfigError if the ranks left by one of `entries` do not divide the batch, or its victim is already gone; the latter may be where victims are
+    `drawn`.
     """
-    if config.failure.mtbf_steps < 1 and not config.failure.mtbf_s:
-        fact = f"kind mtbf needs a mean of at least one step, failure.mtbf_steps is {config.failure.mtbf_steps:g}"
-        raise ConfigError("failure", fact)
-    return _by_time(config) if config.failure.mtbf_s else _by_steps(config)
-
-
-def _by_steps(config: RunConfig) -> tuple[Entry, ...]:
-    """Kills at strictly increasing steps below the target."""
-    generator = _generator(config)
-    found: list[Entry] = []
-    instant, step = 0.0, 0
-    while True:
-        instant += config.failure.mtbf_steps * generator.exponential()
-        share = generator.random()
-        step = max(step + 1, math.ceil(instant))
-        if step >= config.target_steps or len(found) > MOST_FAILURES:  # larger plans are refused
-            return tuple(found)
-        found.append(Entry(Kill.name, step, who=(int(share * ranks_at(config, step)),)))
-
-
-def _by_time(config: RunConfig) -> tuple[Entry, ...]:
-    """Kills at instants of supervised time, as many as there may be restarts: the run may end before the last."""
-    generator = _generator(config)
-    found: list[Entry] = []
-    instant = 0.0
-    for _ in range(min(config.supervision.max_restarts, MOST_FAILURES)):
-        instant += config.failure.mtbf_s * generator.exponential()
-        found.append(Entry(Kill.name, moment="wall", who=(int(generator.random() * min(sizes(config))),), after_s=instant))
-    return tuple(found)
-
-
-def _generator(config: RunConfig) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([config.seed, STREAM])))
-
-
-def check_sizes(entries: tuple[PlannedFailure, ...], config: RunConfig) -> None:
-    """ConfigError if the ranks left by one of `entries` do not divide the batch, or its victim is already gone."""
     if not recovery_of(config).shrinks:
         return
-    left = _Left(config)
+    left = _Left(config.world_size, config.supervision.spares, drawn)
     by_step = sorted((entry for entry in entries if entry.moment != "wall"), key=lambda entry: entry.global_step)
     for _, together in groupby(by_step, key=lambda entry: entry.global_step):
         left.apply(tuple(together))
@@ -291,9 +246,9 @@ def check_sizes(entries: tuple[PlannedFailure, ...], config: RunConfig) -> None:
 class _Left:
     """Follows the number of ranks through a plan. `sizes`: by size reached, how many ranks died and the failure that caused it."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self._all, self._spares, self._drawn = config.world_size, config.supervision.spares, plan_kind(config.failure.kind).draws
-        self._size = config.world_size
+    def __init__(self, all_ranks: int, spares: int, drawn: bool) -> None:
+        self._all, self._spares, self._drawn = all_ranks, spares, drawn
+        self._size = all_ranks
         self.sizes: dict[int, tuple[int, PlannedFailure]] = {}
 
     def apply(self, simultaneous: tuple[PlannedFailure, ...]) -> None:

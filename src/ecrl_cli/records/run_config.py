@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.identity import BEFORE_DIGEST, reference_id, run_id
 from ecrl_cli.config.launchers import launcher_of
 from ecrl_cli.config.recoveries import recovery_of
-from ecrl_cli.config.schema import DIGESTS, RunConfig
+from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import ConfigError, EvidenceMissing, RecordError
 from ecrl_cli.records.events import SCHEMA_VERSION
@@ -38,16 +38,6 @@ def write_run_config(layout: RunLayout, config: RunConfig) -> None:
     document = encode(store(config))
     document["config"]["run_dir"] = ""
     write_json(layout.config, document)
-
-
-def with_recorded_digest(config: RunConfig, layout: RunLayout) -> RunConfig:
-    """`config` with the checkpoint.digest that the run began with, if it has begun: states hashed in two ways could not be compared."""
-    try:
-        checkpoint = read_json(layout.config)["config"]["checkpoint"]
-        digest = checkpoint.get("digest", BEFORE_DIGEST)
-    except (OSError, RecordError, KeyError, TypeError, AttributeError):
-        return config  # a new run; or one that is refused when its records are checked
-    return replace(config, checkpoint=replace(config.checkpoint, digest=digest)) if digest in DIGESTS else config
 
 
 def read_run_config(layout: RunLayout) -> StoredConfig:

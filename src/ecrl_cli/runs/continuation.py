@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ecrl_cli.config.identity import run_id
 from ecrl_cli.config.legs import constant_rate
-from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.schema import DIGESTS, RunConfig
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import EcrlError, RunDirectoryError
 from ecrl_cli.failures.plan import plan, read_plan
@@ -21,14 +21,17 @@ from ecrl_cli.records.run_config import StoredConfig, read_run_config
 from ecrl_cli.supervision.attempts.supervisor_record import read_record
 
 
-def with_recorded_targets(config: RunConfig, layout: RunLayout) -> RunConfig:
-    """`config` with the targets that the run in `layout` has reached, if it is this run but for its target, and has reached that.
+def as_recorded(config: RunConfig, layout: RunLayout) -> RunConfig:
+    """`config` as the run in `layout`, if one has begun there, goes by it: with the checkpoint.digest that it began with, because states hashed in
+    two ways could not be compared; and with the targets that it has reached, if it is this run but for its target, and has reached that.
 
     RunDirectoryError for the target of a run that has since gone on to a higher one.
     """
     stored = _stored(layout)
     if stored is None:
-        return config
+        return config  # a new run; or one that is refused when its records are checked
+    if stored.config.checkpoint.digest in DIGESTS:
+        config = replace(config, checkpoint=replace(config.checkpoint, digest=stored.config.checkpoint.digest))
     known = (*stored.config.continued_at, stored.config.target_steps)
     if run_id(replace(config, target_steps=known[0])) != stored.run_id:
         return config  # another run, which is refused when its directory is checked

@@ -33,8 +33,7 @@ from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import REFERENCES, RunLayout
-from ecrl_cli.records.run_config import with_recorded_digest
-from ecrl_cli.runs.continuation import with_recorded_targets
+from ecrl_cli.runs.continuation import as_recorded
 
 OUTPUTS = Path("outputs")
 
@@ -62,12 +61,13 @@ class RunPlan:
 
 def plan_run(config: RunConfig, run_dir: Path, identity: str = "") -> RunPlan:
     """The plan of a run in `run_dir`. `identity`: its run id, if already known. ConfigError if a failure cannot be injected into this run."""
-    asked, config = config.checkpoint.digest, with_recorded_targets(with_recorded_digest(config, RunLayout(run_dir)), RunLayout(run_dir))
-    identity = "" if config.continued_at else identity  # of the run that it was
+    asked, config = config.checkpoint.digest, as_recorded(config, RunLayout(run_dir))
     asked = "" if asked == config.checkpoint.digest else asked
+    failures = plan(config)
+    identity = "" if config.continued_at else identity  # of the run that it was
     estimate_s = seconds(config, gpu=visible_gpus() > 0 and config.device != "cpu")
-    plan_without_reference = RunPlan(config, RunLayout(run_dir), identity or run_id(config), reference_id(config), plan(config), estimate_s)
-    return replace(plan_without_reference, asked_digest=asked, reference=_reference(plan_without_reference))
+    alone = RunPlan(config, RunLayout(run_dir), identity or run_id(config), reference_id(config), failures, estimate_s, asked_digest=asked)
+    return replace(alone, reference=_reference(alone))
 
 
 def _reference(run_plan: RunPlan) -> RunPlan | None:

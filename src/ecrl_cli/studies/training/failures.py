@@ -18,6 +18,7 @@ from ecrl_cli.checkpoint.format.names import CRASH_POINTS
 from ecrl_cli.config.build import build
 from ecrl_cli.config.checks import check_failures
 from ecrl_cli.config.fault_spec import Entry, parse
+from ecrl_cli.config.plan_kinds import LISTED
 from ecrl_cli.config.schema import WRITE_MODES, FailureConfig, RunConfig
 from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.config.studies import Failures
@@ -215,7 +216,7 @@ def _victims(rng: random.Random, setup: FailureRunSpec, what: str, moment: str) 
 def _ends_an_attempt(entry: str, setup: FailureRunSpec) -> bool:
     """Whether the failure ends the attempt at a known step, so that the next attempt's first step is known."""
     config = undisturbed(setup)
-    return any(each.moment != "wall" and fault_kind(each.kind).ends_attempt(each, config) for each in planned(parse(entry), config))
+    return any(each.moment != "wall" and fault_kind(each.kind).ends_attempt(each, config) for each in planned(parse(entry), config, LISTED))
 
 
 def _while_recovering(rng: random.Random, setup: FailureRunSpec, first: Entry) -> Entry:

@@ -248,9 +248,9 @@ def _outcome(found: Run, verdict: Verdict, due: str, typed: int) -> tuple[str, s
 
 def injected_entries(config: RunConfig, fired: Collection[int]) -> list[tuple[list[str], bool]]:
     """[kind, moment] of each typed entry, and whether everything it stands for happened: one entry may be several of the plan."""
-    found, first = [], 0
-    for entry in plan_kind(config.failure.kind).entries(config.failure):
-        meant = parts(entry, config)
+    found, first, kind = [], 0, plan_kind(config.failure.kind)
+    for entry in kind.entries(config):
+        meant = parts(entry, config, kind)
         found.append(([entry.what, meant[0].moment], set(range(first, first + len(meant))) <= set(fired)))
         first += len(meant)
     assert first == len(plan(config)), "the plan is made of what was typed, in order"
