@@ -40,7 +40,7 @@ def make_sweep(folder: Path) -> Path:
     """The matrix of experiment 4 as valid runs: a failure strikes just behind a checkpoint, so that steps are replayed."""
     folder.mkdir(parents=True)
     for number, suite in enumerate(f"{data}-{model}" for data in ("cifar10", "cifar100") for model in ("r18", "r50")):
-        for schedule, steps in FAILURES.items():
+        for later, (schedule, steps) in enumerate(FAILURES.items()):
             for seed in (1337, 2027, 4242):
                 for variant in ("ref", "ref2", "blk"):
                     kills = tuple(step + 3 for step in steps) if variant == "blk" else ()
@@ -51,7 +51,8 @@ def make_sweep(folder: Path) -> Path:
                         target_steps=STEPS,
                         state_digests="auto",
                         checkpoint=replace(config.checkpoint, every=EVERY),
-                        optimizer=replace(config.optimizer, lr=0.1 + number / 10),  # suites that end in different states
+                        # Suites that end in different states: undisturbed runs of one would count as copies of the other's.
+                        optimizer=replace(config.optimizer, lr=0.1 + number / 10 + later / 20),
                         suite_name=f"{suite}-{schedule}",
                     )
                     RunBuilder(folder / f"{suite}-{schedule}-{variant}-s{seed}", config).build()

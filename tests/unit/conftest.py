@@ -36,5 +36,5 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ecrl_cli.replication.report.publication.published_pictures", lambda found: ())
 
 
-def _given(records: RunRecords) -> object:
+def _given(records: RunRecords, account: object) -> object:
     return json.loads(records.layout.metrics.read_text())

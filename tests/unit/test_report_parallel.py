@@ -31,3 +31,11 @@ def test_what_goes_wrong_there_is_raised_here_and_the_next_work_is_done() -> Non
     with pytest.raises(ValueError, match="seven"):
         parallel_map(fails, range(20), workers=2)
     assert parallel_map(str, range(8), workers=2) == [str(number) for number in range(8)]
+
+
+@pytest.mark.parametrize("things", [range(FEWEST - 1), range(40)])
+def test_what_is_to_be_done_meanwhile_is_done_here_once_and_behind_the_fork(things: range) -> None:
+    seen: list[int] = []
+    found = parallel_map(lambda _: (os.getpid(), len(seen)), things, workers=2, meanwhile=lambda: seen.append(os.getpid()))
+    elsewhere = {count for pid, count in found if pid != os.getpid()}
+    assert seen == [os.getpid()] and elsewhere <= {0}

@@ -22,6 +22,7 @@ from ecrl_cli.cli.console import Parser, out, restrict, say
 from ecrl_cli.cli.targets import checked
 from ecrl_cli.cli.verify import judge, side_by_side
 from ecrl_cli.errors import ConfigError, EcrlError
+from ecrl_cli.linux.parallel import parallel_map
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report as build_report
@@ -88,8 +89,8 @@ def verify_missing(folders: list[Path]) -> None:
     """Verifies the runs in `folders` that have ended and have no verdict that holds, as `ecrl verify` does, and says so; others are left alone.
     A run that cannot be judged is named; the report shows it as not verified.
     """
-    due = [run for folder in folders for run in _runs_in(checked(folder)) if _unjudged(RunLayout(run))]
-    due = list({run.resolve(): run for run in due}.values())
+    runs = list({run.resolve(): run for folder in folders for run in _runs_in(checked(folder))}.values())
+    due = [run for run, lacks in zip(runs, parallel_map(_unjudged, runs), strict=True) if lacks]
     fixed = [run for run in due if not os.access(run, os.W_OK)]
     for run in fixed:
         say(f"ecrl: {run}: cannot be written, so it is not verified; ecrl report --judge judges without storing anything")
@@ -125,8 +126,9 @@ def _judged(run: Path, known: References) -> tuple[str, str]:
     return run.name, answer.text if "error" in answer.document else ""
 
 
-def _unjudged(layout: RunLayout) -> bool:
+def _unjudged(run: Path) -> bool:
     """Whether the run has ended and has no verdict on file, or one of other records."""
+    layout = RunLayout(run)
     with suppress(EcrlError, OSError, KeyError, TypeError, AttributeError):  # the report names what is wrong with a file
         ended = read_json(layout.supervisor)["terminal_status"] != "running"
         return bool(ended and verdict_on_file(layout)[0].status == "missing")

@@ -18,14 +18,23 @@ _work: Callable[[int], Any] | None = None
 
 
 def parallel_map(
-    function: Callable[[T], R], things: Sequence[T], workers: int | None = None, done: Callable[[R], object] = lambda result: None
+    function: Callable[[T], R],
+    things: Sequence[T],
+    workers: int | None = None,
+    done: Callable[[R], object] = lambda result: None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> list[R]:
-    """`function` of each of `things`, in order; results are pickled. Its exceptions are raised here. `done` is called here with each result."""
+    """`function` of each of `things`, in order; results are pickled. Its exceptions are raised here. `done` is called here with each result, and
+    `meanwhile` once, while the workers work.
+    """
     count = min(workers or os.cpu_count() or 1, len(things))
     if count < 2 or len(things) < FEWEST or _work is not None:
+        meanwhile()
         return _collected((function(thing) for thing in things), done)
     with _inherited(lambda number: function(things[number])), _pool(count) as pool:
-        return _collected(pool.map(_numbered, range(len(things)), chunksize=max(1, len(things) // (8 * count))), done)
+        results = pool.map(_numbered, range(len(things)), chunksize=max(1, len(things) // (8 * count)))
+        meanwhile()  # behind the fork, so that no worker inherits half of it
+        return _collected(results, done)
 
 
 def _collected(results: Iterable[R], done: Callable[[R], object]) -> list[R]:

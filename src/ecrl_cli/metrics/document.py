@@ -22,12 +22,14 @@ from ecrl_cli.records.events import SCHEMA_VERSION, FinalState
 METRICS_VERSION = 3
 
 
-def metrics_document(records: RunRecords) -> dict[str, Any]:
-    """The metrics of one run, finished or not. RecordError if a record is damaged: totals over partial records would be wrong."""
+def metrics_document(records: RunRecords, times: Timeline | None = None) -> dict[str, Any]:
+    """The metrics of one run, finished or not; `times`: its timeline, if known. RecordError if a record is damaged: totals over partial records would
+    be wrong.
+    """
     if records.unread:
         first = records.unread[0]
         raise RecordError(first.path, first.reason, "restore the file")
-    path, times = lineage(records), timeline(records)
+    path, times = lineage(records), timeline(records) if times is None else times
     return {
         "schema_version": SCHEMA_VERSION,
         "metrics_version": METRICS_VERSION,

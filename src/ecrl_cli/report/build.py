@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ecrl_cli.errors import EvidenceMissing, StorageError
 from ecrl_cli.linux.parallel import parallel_map
-from ecrl_cli.report.figures.export import picture_files
+from ecrl_cli.report.figures.export import load_libraries, picture_files
 from ecrl_cli.report.figures.runs import run_pictures
 from ecrl_cli.report.figures.studies import study_pictures
 from ecrl_cli.report.formats import harmless, printable
@@ -55,7 +55,7 @@ def report(dirs: list[Path], out: Path | None = None, other: Path | None = None,
     numbers; StorageError if `out` cannot be written.
     """
     inputs = find_inputs(dirs)
-    comparison = compare(parallel_map(partial(read_run, judge_anew=judge_anew), inputs.runs))
+    comparison = compare(parallel_map(partial(read_run, judge_anew=judge_anew), inputs.runs, meanwhile=load_libraries))
     studies = read_studies(inputs.studies)
     if not any(run.metrics for run in comparison.runs) and not any(study.result for study in studies):
         raise _no_numbers(comparison, studies)

@@ -91,10 +91,14 @@ class FigureSpec:
     in_page: bool = True
 
 
+def load_libraries() -> None:
+    """Imports what draws, which takes most of a second: before workers are forked, so that they need not."""
+    import seaborn  # noqa: F401
+
+
 def draw_figures(specs: Sequence[FigureSpec]) -> list[Picture]:
     """Draws the figures that have something to show, in order, in ECRL's style."""
-    import seaborn  # noqa: F401  imported before the fork, so that the worker processes need not
-
+    load_libraries()
     return [made for made in parallel_map(_drawn, specs) if made]
 
 

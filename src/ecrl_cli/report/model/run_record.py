@@ -14,7 +14,7 @@ from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.identity import suite_of
 from ecrl_cli.errors import EcrlError, RecordError
 from ecrl_cli.history.load import RunRecords, load_disk, load_environment
-from ecrl_cli.history.timeline import timeline
+from ecrl_cli.history.timeline import Timeline, timeline
 from ecrl_cli.metrics.cache import NewerMetrics, differences
 from ecrl_cli.metrics.checkpoints import Checkpoint, SaveLatency, save_latency
 from ecrl_cli.metrics.checkpoints import account as checkpoint_account
@@ -232,12 +232,12 @@ class _Reader:
         records = self.attempt(lambda: bounded(layout) if layout.config.exists() else None, None)
         self.troubles += [f"{file.path}: {file.reason}" for file in records.unread] if records else []
         supervised = records if records and records.supervisor else None
-        document = self.attempt(lambda: metrics_from_records(supervised) if supervised and not supervised.unread else None, None)
+        account = self.attempt(lambda: timeline(supervised) if supervised else None, None)
+        document = self.attempt(lambda: metrics_from_records(supervised, account) if supervised and not supervised.unread else None, None)
         metrics = self.attempt(lambda: _metrics(document) if document else None, None)
         if document:
             self.troubles += self.attempt(lambda: _file_differs(layout, document, supervised), [])
         supervisor = supervised.supervisor if supervised else None
-        account = self.attempt(lambda: timeline(supervised) if supervised else None, None)
         verdict, divergence = self.attempt(lambda: judge_again(layout) if self.judge_anew else verdict_on_file(layout), NOT_JUDGED)
         self.troubles += [verdict.problem] if verdict.problem else []
         suite, variant, seed = _names(place, metrics, records)
@@ -268,9 +268,9 @@ class _Reader:
         )
 
 
-def metrics_from_records(records: RunRecords) -> dict[str, Any]:
-    """The metrics of a run, computed from its records without metrics.json."""
-    document: dict[str, Any] = json.loads(json.dumps(metrics_document(records)))
+def metrics_from_records(records: RunRecords, account: Timeline | None = None) -> dict[str, Any]:
+    """The metrics of a run, computed from its records without metrics.json; `account`: its timeline, if known."""
+    document: dict[str, Any] = json.loads(json.dumps(metrics_document(records, account)))
     return document
 
 

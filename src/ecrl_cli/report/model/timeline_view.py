@@ -192,24 +192,21 @@ def _bands(pieces: Sequence[TimelineSlice], wall_s: float, at: At) -> tuple[Time
     width = wall_s / BINS
     held: list[dict[str, float]] = [{} for _ in range(BINS)]
     for piece in pieces:
-        _add_span(held, FAMILY_OF[piece.category], at(piece.attempt, piece.start) / width, at(piece.attempt, piece.end) / width)
+        family, start, end = FAMILY_OF[piece.category], at(piece.attempt, piece.start) / width, at(piece.attempt, piece.end) / width
+        number = int(start)
+        while start < end and number < BINS:
+            until = min(end, number + 1)
+            shares = held[number]
+            shares[family] = shares.get(family, 0.0) + until - start
+            start, number = until, number + 1
     strips: list[TimeBand] = []
     for number, shares in enumerate(held):
-        family = max(shares, key=lambda name: shares[name], default="rest")
+        family = max(shares, key=shares.__getitem__, default="rest")
         if strips and strips[-1].family == family:
             strips[-1] = TimeBand(strips[-1].start, (number + 1) * width, family)
         else:
             strips.append(TimeBand(number * width, (number + 1) * width, family))
     return tuple(strips)
-
-
-def _add_span(held: list[dict[str, float]], family: str, start: float, end: float) -> None:
-    """Distributes the span `start` to `end` (in bins) over the bins it overlaps."""
-    number = int(start)
-    while start < end and number < len(held):
-        until = min(end, number + 1)
-        held[number][family] = held[number].get(family, 0.0) + until - start
-        start, number = until, number + 1
 
 
 def _attempt(records: RunRecords, a: Attempt, at: At, wall_s: float, starts: dict[str, float]) -> AttemptView:
