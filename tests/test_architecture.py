@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,14 @@ FLOORS = [
     *("errors", "linux", "storage", "config", "records", "history", "data", "models", "checkpoint", "failures", "recovery"),
     *("training", "supervision", "metrics", "verify", "runs", "audit", "studies", "report", "replication", "cli"),
 ]
-CHECKPOINT_FLOORS = ["format", "store", "capture", "repair", "writer", "checkpointers", "strategies"]
+# Within a floor, its rooms. Studies are rooms of their own; three of them stand on what others need as well.
+ROOMS = {
+    "checkpoint": ["format", "store", "capture", "repair", "writer", "checkpointers", "strategies"],
+    "supervision": ["attempts", "launch", "watch", "in_place"],
+    "studies": ["frame", "golden", "mutants", "fake_ranks", "power_loss"],
+    "report": ["model", "tables", "text", "figures", "render"],
+    "replication": ["overhead", "mini_batch", "report"],
+}
 # Torch-free for good: what supervises, judges and prints.
 TORCH_FREE = (
     "ecrl_cli.cli.main",
@@ -118,12 +126,17 @@ def test_imports_point_down() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_imports_inside_checkpoint_point_down() -> None:
+@pytest.mark.parametrize("floor", ROOMS)
+def test_imports_within_a_floor_point_down(floor: str) -> None:
+    rooms = ROOMS[floor]
+    rooms = rooms + sorted({path.parent.name for path in (PACKAGE / floor).glob("*/*.py")} - set(rooms))
     wrong = []
-    for path in sorted((PACKAGE / "checkpoint").glob("*/*.py")):
+    for path in sorted((PACKAGE / floor).glob("*/*.py")):
         for line, name in imported(parsed(path)):
-            there = name.removeprefix("ecrl_cli.checkpoint.").split(".")[0]
-            if there in CHECKPOINT_FLOORS and CHECKPOINT_FLOORS.index(there) > CHECKPOINT_FLOORS.index(path.parent.name):
+            if not name.startswith(f"ecrl_cli.{floor}.") or line in for_types_only(parsed(path)):
+                continue
+            there = name.split(".")[2]
+            if there in rooms and rooms.index(there) > rooms.index(path.parent.name):
                 wrong.append(f"{path.relative_to(PACKAGE)}:{line}: {path.parent.name} imports {there}")
     assert not wrong, "\n".join(wrong)
 
@@ -132,21 +145,52 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports_at_start(known: dict[str, Path]) -> dict[str, set[str]]:
-    """By module, which modules of ours it imports when it is imported; what stands under TYPE_CHECKING or in a function does not count."""
+def for_types_only(tree: ast.Module) -> set[int]:
+    """The lines under `if TYPE_CHECKING`."""
+    blocks = [node for node in nodes(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+    return {inner.lineno for block in blocks for statement in block.body for inner in ast.walk(statement) if isinstance(inner, ast.stmt)}
+
+
+def imports_between(known: dict[str, Path]) -> dict[str, set[str]]:
+    """By module, which modules of ours it imports, when it is imported or in a function."""
     found = {}
     for name, path in known.items():
-        named = [each for statement in parsed(path).body for _, each in imported(statement) if isinstance(statement, ast.Import | ast.ImportFrom)]
+        unseen = for_types_only(parsed(path))
+        named = [each for line, each in imported(parsed(path)) if line not in unseen]
         found[name] = {each for each in named if each in known and each != name and not name.startswith(f"{each}.")}
     return found
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    imports = imports_at_start({module_name(path): path for path in modules()})
+    imports = imports_between({module_name(path): path for path in modules()})
     while ends := [name for name, needs in imports.items() if not needs & imports.keys()]:
         for name in ends:
             del imports[name]
     assert not imports, f"in a circle, or above one: {sorted(imports)}"
+
+
+def test_what_is_imported_is_declared() -> None:
+    """Another package's dependency may be gone with its next version."""
+    project = tomllib.loads((PACKAGE.parent.parent / "pyproject.toml").read_text())["project"]
+    declared = [*project["dependencies"], *(each for name, extra in project["optional-dependencies"].items() if name != "dev" for each in extra)]
+    names = {re.split(r"[^\w.-]", each)[0].lower().replace("-", "_") for each in declared}
+    provided = {
+        "PIL": "pillow",
+        "hydra": "hydra_core",
+        "yaml": "pyyaml",
+        "submitit": "hydra_submitit_launcher",
+        "hydra_plugins": "hydra_submitit_launcher",
+    }
+    provided |= {"mlflow": "mlflow_skinny"}
+    ours = {"ecrl", "ecrl_cli", *sys.stdlib_module_names}
+    wrong = set()
+    for path in modules():
+        unseen = for_types_only(parsed(path))
+        tops = {name.partition(".")[0] for line, name in imported(parsed(path)) if line not in unseen}
+        wrong |= {f"{path.relative_to(PACKAGE)}: {top}" for top in tops - ours if provided.get(top, top) not in names}
+    assert not wrong, "\n".join(sorted(wrong))
+    told = (PACKAGE.parent.parent / "CONTRIBUTING.md").read_text().partition("## Why each dependency is here")[2].lower().replace("-", "_")
+    assert not {name for name in names if name not in told}
 
 
 def test_the_tool_imports_no_replication() -> None:

@@ -11,8 +11,8 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.history.load import load
 from ecrl_cli.records.events import SupervisorSession
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.report.figures.palette import ALL, CATEGORY_COLOURS, FAMILY_OF
 from ecrl_cli.report.model.timeline_view import thinned, ticks, timeline_view
+from ecrl_cli.report.palette import ALL, CATEGORY_COLOURS, FAMILY_OF
 from ecrl_cli.storage.files import write_json
 from tests.unit.report_runs import Plan, Simulation
 

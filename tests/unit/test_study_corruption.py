@@ -20,7 +20,7 @@ from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.config.checkpointers import TORCH_CHECKPOINTING
 from ecrl_cli.config.studies import Corruption
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.studies.corruption import byte_faults, published, recovery, stock_loaders, structural
+from ecrl_cli.studies.corruption import byte_faults, mutants, published, recovery, stock_loaders, structural
 from ecrl_cli.studies.corruption.content import image_of, store_in, training_specs
 from ecrl_cli.studies.corruption.in_memory import look_at
 from ecrl_cli.studies.corruption.published import seen_by
@@ -29,7 +29,6 @@ from ecrl_cli.studies.frame.checkpointers import lacking
 from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.store_fixture import GUARD, files_under
 from ecrl_cli.studies.frame.study import Record, Results, StudyContext, Trial
-from ecrl_cli.studies.mutants import layers
 
 SMALL = Corruption(trials=1, random=2, seeds=1, clean=4, flips=2)
 Planting = Callable[[], AbstractContextManager[None]]
@@ -234,14 +233,14 @@ def sample(setting: StudyContext) -> list[Trial]:
 
 
 def test_an_integrity_check_that_reads_no_contents_fails_the_gates(setting: StudyContext) -> None:
-    found = findings(records(setting, sample(setting), partial(layers.planted, "contents")))
+    found = findings(records(setting, sample(setting), partial(mutants.planted, "contents")))
     assert failed(found) >= {"random: detected", "structural: as expected", "exhaustive: detected", "exhaustive: enough"}
     assert not failed(found) & {"clean: no false positive", "random: typed"}
 
 
 def test_an_integrity_check_that_raises_fails_the_gates(setting: StudyContext) -> None:
     trials = [trial for trial in sample(setting) if trial.facts["arm"] != "recovery"]
-    found = failed(findings(records(setting, trials, partial(layers.planted, "errors as refusals"))))
+    found = failed(findings(records(setting, trials, partial(mutants.planted, "errors as refusals"))))
     assert found >= {"random: typed", "random: detected", "structural: typed", "published: typed"}
 
 
@@ -255,7 +254,7 @@ def test_an_integrity_check_that_refuses_everything_fails_the_gates(setting: Stu
 
 
 def test_recovery_that_believes_the_newest_name_fails_its_gate(setting: StudyContext) -> None:
-    assert failed(findings(records(setting, of_arm(setting, "recovery"), partial(layers.planted, "recovery asks the integrity check")))) == {
+    assert failed(findings(records(setting, of_arm(setting, "recovery"), partial(mutants.planted, "recovery asks the integrity check")))) == {
         "recovery"
     }
 
@@ -286,9 +285,9 @@ def test_a_study_without_no_ops_or_without_an_effect_fails_its_gates(setting: St
 
 def no_faults(monkeypatch: pytest.MonkeyPatch, *rows: str) -> None:
     """Only these rows, and one random fault of each kind."""
-    every = layers._rows
-    monkeypatch.setattr(layers, "_rows", lambda setting: [trial for trial in every(setting) if trial.facts["row"] in rows])
-    monkeypatch.setattr(layers, "PER_FAULT", 2)
+    every = mutants._rows
+    monkeypatch.setattr(mutants, "_rows", lambda setting: [trial for trial in every(setting) if trial.facts["row"] in rows])
+    monkeypatch.setattr(mutants, "PER_FAULT", 2)
 
 
 def test_a_layer_left_out_is_found_or_shown_to_be_backed(setting: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,8 +310,8 @@ def test_a_mutant_that_the_cases_do_not_reach_fails_the_gate(setting: StudyConte
 
 def test_the_integrity_check_is_whole_again_after_a_mutant() -> None:
     before = {name: getattr(integrity, name) for name in vars(integrity)}
-    for name in layers.every_name():
-        with layers.planted(name):
+    for name in mutants.every_name():
+        with mutants.planted(name):
             pass
     assert {name: getattr(integrity, name) for name in vars(integrity)} == before
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import median
 
 from ecrl_cli.audit.components import Judged, walk
-from ecrl_cli.audit.records import Process, Step
 
 
 @dataclass(frozen=True)
@@ -26,12 +25,16 @@ class Costs:
 
 
 def costs_of(judged: Judged) -> Costs:
-    attempts = {number: _first_rank(processes) for number, processes in sorted(judged.arm.attempts.items())}
+    attempts = {
+        number: min((process for process in processes if process.steps), key=lambda process: process.rank, default=None)
+        for number, processes in sorted(judged.arm.attempts.items())
+    }
     wall = sum(launch.seconds for launch in judged.arm.launches)
     usual = {number: median(step.seconds for step in process.steps) for number, process in attempts.items() if process is not None and process.steps}
     useful = sum(usual.get(judged.path.attempt_of(number), 0.0) for number in judged.path.steps)
     timed = [process.steps for process in attempts.values() if process is not None and process.steps]
-    restarts = [after[0].at - before[-1].at for before, after in itertools.pairwise(timed) if _clock_went_on(before, after)]
+    pairs = [(before[-1].at, after[0].at) for before, after in itertools.pairwise(timed)]
+    restarts = [after - before for before, after in pairs if 0 < before < after]  # steps written by hand may have no time
     return Costs(
         attempts=len(judged.arm.attempts),
         steps=judged.path.last,
@@ -41,12 +44,3 @@ def costs_of(judged: Judged) -> Costs:
         steps_done_again=judged.path.steps_done_again,
         goodput=min(1.0, useful / wall) if wall > 0 and any(True for _ in walk(judged.path)) else None,
     )
-
-
-def _first_rank(processes: list[Process]) -> Process | None:
-    return min((process for process in processes if process.steps), key=lambda process: process.rank, default=None)
-
-
-def _clock_went_on(before: list[Step], after: list[Step]) -> bool:
-    """Steps written by hand may have no time."""
-    return 0 < before[-1].at < after[0].at

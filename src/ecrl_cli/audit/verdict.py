@@ -114,7 +114,9 @@ def _verdict(findings: list[Finding], troubles: tuple[str, ...], arms: list[Judg
     resized = {judged.arm.name for judged in arms if judged.path.resized}  # its trajectory is another one by nature
     missing = [f for f in findings if f.status == NOT_CHECKED and f.promise in REQUIRED and not (f.promise != "exactly once" and f.arm in resized)]
     if broken:
-        first = min(broken, key=lambda finding: (MAX_STEP if finding.step is None else finding.step, _cause(finding)))
+        first = min(
+            broken, key=lambda finding: (MAX_STEP if finding.step is None else finding.step, _CAUSES.index(finding.promise.partition(":")[0]))
+        )
         status, diagnosis = "invalid", first.message
     elif troubles:
         status, diagnosis = "unknown", f"the recorder could not see everything: {troubles[0]}"
@@ -129,10 +131,6 @@ def _verdict(findings: list[Finding], troubles: tuple[str, ...], arms: list[Judg
         parts += [f"{len(resized)} with another number of processes, with the same samples and state"] if resized else []
         status, diagnosis = "valid", " and ".join(parts)
     return AuditVerdict(status, diagnosis, tuple(findings), troubles, tuple(arms), tuple(references))
-
-
-def _cause(finding: Finding) -> int:
-    return _CAUSES.index(finding.promise.partition(":")[0])
 
 
 def render(verdict: AuditVerdict, name: str) -> str:

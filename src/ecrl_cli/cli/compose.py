@@ -108,7 +108,8 @@ class _Composer:
         lost = _params(composed)
         if lost != params:
             fact = f"carries a sweep of its own ({', '.join(lost)}) and is itself swept over: its grid would be lost"
-            raise ConfigError(_joined_group(overrides), fact, "start it alone, without sweeping over it")
+            group = next((text.partition("=")[0].lstrip("+") for text in overrides if text.startswith("+")), "hydra.sweeper.params")
+            raise ConfigError(group, fact, "start it alone, without sweeping over it")
         own_keys = typed(read_overrides(overrides)) - (SCALED_IN_A_MATRIX - own)
         config = build(composed, own_keys, lambda line: notes.update({line: None}))
         return ComposedRun(tuple(overrides), config, raw(composed))
@@ -136,10 +137,6 @@ def _settings(node: dict[str, Any]) -> dict[str, Any]:
 
 def _params(composed: Any) -> dict[str, str]:
     return {str(key): str(value) for key, value in (raw(composed.hydra.sweeper.params) or {}).items()}
-
-
-def _joined_group(overrides: list[str]) -> str:
-    return next((text.partition("=")[0].lstrip("+") for text in overrides if text.startswith("+")), "hydra.sweeper.params")
 
 
 def compose(primary: str, overrides: list[str], mode: RunMode = RunMode.RUN) -> Any:

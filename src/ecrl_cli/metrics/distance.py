@@ -72,7 +72,7 @@ def _distance(component: str, a: StoredTensors, b: StoredTensors, names: Iterabl
             continue
         differing += 1
         square += float(np.sum(np.square(wide[0][finite] - wide[1][finite])))
-        strange += int(np.sum(~finite & ~_same(wide[0], wide[1])))
+        strange += int(np.sum(~finite & ~((wide[0] == wide[1]) | (np.isnan(wide[0]) & np.isnan(wide[1])))))
         if dtypes[0] == dtypes[1] and (ulp := _ulp(x, y, dtypes[0], finite)) is not None and (furthest is None or ulp > furthest[0]):
             furthest = (ulp, name)
     l2 = float(np.sqrt(square))
@@ -89,10 +89,6 @@ def _wide(values: Array, dtype: str) -> npt.NDArray[np.float64]:
     elif dtype == _COMPLEX:
         values = np.ascontiguousarray(values).reshape(-1).view(np.float32)
     return values.astype(np.float64).reshape(-1)
-
-
-def _same(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    return np.asarray((a == b) | (np.isnan(a) & np.isnan(b)), dtype=np.bool_)
 
 
 def _ulp(a: Array, b: Array, dtype: str, finite: npt.NDArray[np.bool_]) -> int | None:

@@ -13,6 +13,7 @@ from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.config.studies import WriteLatency
 from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.studies.frame.published import published
 from ecrl_cli.studies.frame.result import Column, Figure, Findings, Series, Table
 from ecrl_cli.studies.frame.store_fixture import write_mode
 from ecrl_cli.studies.frame.study import Arm, Results, Study, StudyContext, Trial
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 QUANTILES = (0.5, 0.9, 0.99)
-# Milliseconds on the published machine (macOS 14.6, APFS): p50, p90, p99.
-PUBLISHED = {"unsafe": (2.47, 2.87, 3.02), "atomic_nodirsync": (3.87, 4.15, 6.30), "atomic_dirsync": (4.55, 6.52, 20.27)}
+PUBLISHED = published("write-latency")  # milliseconds by write mode: p50, p90, p99
 ADVICE = {
     "unsafe": "development and iteration: a lost checkpoint is annoying, not catastrophic",
     "atomic_nodirsync": "standard production training",

@@ -83,15 +83,12 @@ def _check_retired(case: Case, notes: FindingBuilder) -> None:
             known.setdefault(line.global_step, set()).add(place)
             gone.discard(line.global_step)
         elif line.event == "retired" and place != (None, None) and known.get(line.global_step, {place}).isdisjoint({place}):
-            notes.broken(f"attempt {line.attempt} retired step {line.global_step} as {_place(line)}, which no line says that it was committed as")
+            named = f"{shown(line.path)} under the commit {shown((line.commit_sha256 or '')[:8])}"
+            notes.broken(f"attempt {line.attempt} retired step {line.global_step} as {named}, which no line says that it was committed as")
         if line.event == "retired":
             if line.global_step in gone and not lost_power(case):
                 notes.broken(f"attempt {line.attempt} retired step {line.global_step}, which was retired before and not committed again")
             gone.add(line.global_step)
-
-
-def _place(line: CheckpointLine) -> str:
-    return f"{shown(line.path)} under the commit {shown((line.commit_sha256 or '')[:8])}"
 
 
 def _check_journal(case: Case, attempt: int, lines: tuple[CheckpointLine, ...], notes: FindingBuilder) -> None:

@@ -160,9 +160,8 @@ def other_code(case: Case) -> tuple[str, ...]:
     spans = [(code, [number for number, _ in group]) for code, group in groupby(ran, key=lambda item: item[1])]
     if len(spans) < 2:
         return ()
-    texts = [f"{_numbers(numbers)} ran {f'code {shown(code[:12])}' if code else 'code that is not on record'}" for code, numbers in spans]
+    named = [f"attempt {numbers[0]}" if len(numbers) == 1 else f"attempts {numbers[0]} to {numbers[-1]}" for _, numbers in spans]
+    texts = [
+        f"{which} ran {f'code {shown(code[:12])}' if code else 'code that is not on record'}" for which, (code, _) in zip(named, spans, strict=True)
+    ]
     return ("the run went on under other code: " + ", ".join(texts),)
-
-
-def _numbers(numbers: list[int]) -> str:
-    return f"attempt {numbers[0]}" if len(numbers) == 1 else f"attempts {numbers[0]} to {numbers[-1]}"

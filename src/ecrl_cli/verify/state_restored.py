@@ -138,16 +138,13 @@ def _check_ranks(case: Case, a: Attempt, notes: FindingBuilder) -> int:
             if not is_digest(sha256):
                 notes.broken(f"restored_rank{rank}.json of attempt {a.attempt} has the digest {shown(sha256)} of {name}, which is none")
         first = restored[min(restored)].state
-        if names := [name for name in _SHARED if getattr(held.state, name) != getattr(first, name) and _equal_on_all(case, name)]:
+        # Buffers are rank 0's on every rank, but survivors keep their own where nothing makes them equal.
+        alike = [name for name in _SHARED if name != "buffers" or equal_buffers(case.run)]
+        if names := [name for name in alike if getattr(held.state, name) != getattr(first, name)]:
             notes.broken(f"attempt {a.attempt} rank {rank} began with other {', '.join(names)} than rank {first.rank}")
         if a.snapshot_state and held.state_digest != a.snapshot_state:
             notes.broken(f"attempt {a.attempt} rank {rank} began with another state than {_source(a)} held")
     return compared
-
-
-def _equal_on_all(case: Case, name: str) -> bool:
-    """Whether every rank restores the same: buffers are rank 0's, but survivors keep their own where nothing makes them equal."""
-    return name != "buffers" or equal_buffers(case.run)
 
 
 def _of_survivors(case: Case, a: Attempt, rank: int, notes: FindingBuilder) -> dict[str, str]:

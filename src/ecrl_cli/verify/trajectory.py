@@ -253,11 +253,10 @@ def _differing_state(ours: States, others: States) -> list[tuple[int, str]]:
 def _equal_before(first: int, ours: States, others: States) -> bool:
     """Whether nothing differed before step `first`: the states after the previous step were compared on every rank and are equal."""
     before = [key for key in ours if key[0] == first - 1]
-    return first <= 1 or (bool(before) and all(_equal(ours[key], others.get(key, {})) for key in before))
-
-
-def _equal(ours: Values, others: Values) -> bool:
-    return has_digests(ours) and has_digests(others) and not differing(ours, others)
+    known = [(key, others.get(key, {})) for key in before]
+    return first <= 1 or (
+        bool(known) and all(has_digests(ours[key]) and has_digests(theirs) and not differing(ours[key], theirs) for key, theirs in known)
+    )
 
 
 def _comparable(states: States, case: Case, reference: RunRecords) -> States:

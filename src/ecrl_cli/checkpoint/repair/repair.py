@@ -46,7 +46,8 @@ def repair(path: Path, diagnosis: Diagnosis, out: Path, config: IntegrityConfig 
         if not report.ok:
             fact = f"the corrected copy of {path.name} is refused by {report.layer}: {report.reason}"
             raise StorageError("repair", fact, "nothing was kept; resume from another checkpoint")
-        for made in _names(stage / path.name):
+        made_at = stage / path.name
+        for made in (made_at, sidecar_of(made_at)) if path.suffix else (made_at,):  # the sidecar, which commits it, last
             fs.rename(made, out / made.name, replace=False)
         fs.fsyncdir(out)
         fs.fsyncdir(out.parent)
@@ -54,11 +55,6 @@ def repair(path: Path, diagnosis: Diagnosis, out: Path, config: IntegrityConfig 
         with suppress(StorageError):
             _remove(fs, stage)
     return out / path.name
-
-
-def _names(path: Path) -> tuple[Path, ...]:
-    """The files to rename for the checkpoint at `path`, in order; the sidecar, which commits it, last."""
-    return (path, sidecar_of(path)) if path.suffix else (path,)
 
 
 def _write(fs: Fs, path: Path, stage: Path, sources: list[Source], config: IntegrityConfig) -> None:

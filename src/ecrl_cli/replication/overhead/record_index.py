@@ -16,7 +16,6 @@ from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.history.timeline import Timeline, phases, timeline
 from ecrl_cli.metrics.checkpoints import account
 from ecrl_cli.metrics.recoveries import Restart, restarts
-from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout, is_folder
 from ecrl_cli.records.survivor_records import SURVIVORS
 from ecrl_cli.replication.overhead.strategies import FailureScenario, Parts
@@ -115,12 +114,13 @@ def _recording(folder: Path) -> Recording | None:
         wall=times.wall_s,
         complete=records.final is not None,
         failures=tuple(_failures(records, times, _mean(steps))),
-        live=tuple(_live(a, starts[a.attempt]) for a in records.attempts if a.memory == SURVIVORS),
+        live=tuple(
+            LiveRecovery(a.attempt, start["detect"], start["rendezvous"], start["load"] if a.joined else None)
+            for a in records.attempts
+            if a.memory == SURVIVORS
+            for start in (starts[a.attempt],)
+        ),
     )
-
-
-def _live(attempt: Attempt, start: Mapping[str, float]) -> LiveRecovery:
-    return LiveRecovery(attempt.attempt, start["detect"], start["rendezvous"], start["load"] if attempt.joined else None)
 
 
 def _barriers(records: RunRecords) -> dict[tuple[int, int], float]:

@@ -21,11 +21,11 @@ from ecrl_cli.replication.report.experiments import ARM_WORDS
 from ecrl_cli.replication.report.sample import DIVERGENCES, Experiment
 from ecrl_cli.replication.report.values import BY_EXPERIMENT, BY_SUITE, SUITES, ExperimentValues, SuiteValues
 from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, draw_figures, set_tooltip
-from ecrl_cli.report.figures.palette import INK, KNOWN_VARIANTS, MUTED, OTHER_VARIANTS, PAPER, Colour, variant_colours
 from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, curves, intervals, marks, name_rows, panels
 from ecrl_cli.report.formats import by_value, change, count, duration, magnitude, printable, rate
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.timeline_view import thinned
+from ecrl_cli.report.palette import INK, KNOWN_VARIANTS, MUTED, OTHER_VARIANTS, PAPER, Colour, variant_colours
 
 ROW = 0.2  # inches per bar
 MOST_POINTS = 240  # points per curve

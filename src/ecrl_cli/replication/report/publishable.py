@@ -49,6 +49,9 @@ def suite_document(comparison: Comparison, suite: str, rows: dict[str, list[Reco
     runs = [run for run in comparison.runs if run.suite == suite]
     gates = comparison.gates[suite]
     known = [run for run in runs if run.environment]
+    config = known[0].config if known else {}
+    if config:  # without data paths: the artifact is read on other machines
+        config = config | {"dataset": {key: value for key, value in config.get("dataset", {}).items() if key != "root"}}
     return {
         "schema_version": SCHEMA_VERSION,
         "suite": suite,
@@ -62,7 +65,7 @@ def suite_document(comparison: Comparison, suite: str, rows: dict[str, list[Reco
         "runs": [_run(run, comparison) for run in runs],
         "code_revisions": sorted({revision(run) for run in known}),
         "environment": known[0].environment if known else {},
-        "configuration": _placeless(known[0].config) if known else {},
+        "configuration": config,
     }
 
 
@@ -140,11 +143,6 @@ def _run_row(run: Run, comparison: Comparison) -> Row:
     first = diverged(run, "loss", "first_differing_step")
     losses = None if diverged(run, "loss") is None else "never" if first is None else str(first)
     return run.name, comparison.label(run), run.seed, run.verdict.status, run.verdict.reference, losses, DIVERGENCES["l2"](run), run.reason
-
-
-def _placeless(config: dict[str, Any]) -> dict[str, Any]:
-    """`config` without data paths, as the artifact is read on other machines."""
-    return config | {"dataset": {key: value for key, value in config.get("dataset", {}).items() if key != "root"}}
 
 
 def as_json(document: dict[str, Any]) -> bytes:

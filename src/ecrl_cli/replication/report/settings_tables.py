@@ -35,7 +35,7 @@ _ITEMS: dict[str, Read] = {
     "os": lambda run: f"kernel {run.environment.get('kernel', '?')}, {run.environment.get('machine', '?')}",
     "cpu": lambda run: str(run.environment.get("cpu", {}).get("model", NONE)),
     "cores": lambda run: _cores(run.environment.get("cpu", {})),
-    "memory": lambda run: _memory(run.environment.get("memory_bytes")),
+    "memory": lambda run: f"{size / _GIB:.0f} GiB RAM" if isinstance(size := run.environment.get("memory_bytes"), int) else NONE,
     "gpus": lambda run: ", ".join(str(gpu.get("name")) for gpu in run.environment.get("gpus", ())) or "none",
     "driver": lambda run: ", ".join(sorted({str(gpu.get("driver")) for gpu in run.environment.get("gpus", ())})) or "none",
     "python": lambda run: str(run.environment.get("python", NONE)),
@@ -219,7 +219,3 @@ def _distinct(runs: Sequence[Run], read: Read) -> list[str]:
 
 def _cores(cpu: dict[str, Any]) -> str:
     return f"{cpu.get('physical', '?')} physical cores, {cpu.get('logical', '?')} logical CPUs" if cpu else NONE
-
-
-def _memory(size: object) -> str:
-    return f"{size / _GIB:.0f} GiB RAM" if isinstance(size, int) else NONE

@@ -23,8 +23,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from ecrl_cli.linux.parallel import parallel_map
-from ecrl_cli.report.figures.palette import INK, MUTED, RULE, themed
 from ecrl_cli.report.formats import minus, printable
+from ecrl_cli.report.palette import INK, MUTED, RULE, themed
 
 WIDTH = 7.4  # inches
 TITLE_WIDTH = 88  # characters in a line of a title

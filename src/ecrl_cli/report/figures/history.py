@@ -11,10 +11,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from ecrl_cli.report.figures.export import FigureSpec, Picture, draw_figures, legend_name
-from ecrl_cli.report.figures.palette import BAD, INK, Colour, variant_colours
 from ecrl_cli.report.figures.plots import MARK_COLUMNS, curves, marks, panels
 from ecrl_cli.report.formats import printable, short
 from ecrl_cli.report.model.history import FAILING, History, Track
+from ecrl_cli.report.palette import BAD, INK, Colour, variant_colours
 from ecrl_cli.report.tables.history import STATUS_WORDS
 from ecrl_cli.report.tables.runs import KINDS
 from ecrl_cli.report.tables.table import FORMATS

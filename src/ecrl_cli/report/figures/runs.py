@@ -13,7 +13,6 @@ from matplotlib.ticker import MaxNLocator
 
 from ecrl_cli.metrics.statistics import Summary
 from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, draw_figures, set_tooltip
-from ecrl_cli.report.figures.palette import BAD, CATEGORY_COLOURS, FAMILY_COLOURS, INK, MUTED, PAPER, RULE, Colour, variant_colours
 from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, curves, intervals, marks, name_rows
 from ecrl_cli.report.formats import change, duration, plural, printable, rate, share, short
 from ecrl_cli.report.model.arms import Arm
@@ -21,6 +20,7 @@ from ecrl_cli.report.model.comparison import ALL, Comparison
 from ecrl_cli.report.model.contrast import Contrast, by_scope
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.timeline_view import TimelineView, thinned
+from ecrl_cli.report.palette import BAD, CATEGORY_COLOURS, FAMILY_COLOURS, INK, MUTED, PAPER, RULE, Colour, variant_colours
 
 ROW = 0.30  # inches per bar
 MOST_POINTS, READINGS = 240, 24  # of a curve: points, and steps with a tooltip

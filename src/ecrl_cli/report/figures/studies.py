@@ -12,11 +12,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, draw_figures, legend_name, set_tooltip
-from ecrl_cli.report.figures.palette import INK, MUTED, Colour, series_colours
 from ecrl_cli.report.figures.plots import END_COLUMNS, curves, drawn_bars, intervals, middle, name_rows
 from ecrl_cli.report.formats import magnitude, printable, short
 from ecrl_cli.report.model.study_record import StudyResult, slugs
 from ecrl_cli.report.model.timeline_view import thinned
+from ecrl_cli.report.palette import INK, MUTED, Colour, series_colours
 from ecrl_cli.studies.frame.result import Figure, Series
 
 ROW, HIGHEST = 0.24, 90.0  # inches: height of a bar, maximum height of a figure

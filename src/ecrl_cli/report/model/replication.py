@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ecrl_cli.config.registry import Registry
-from ecrl_cli.report.figures.export import Picture
-from ecrl_cli.report.tables.table import Table
+
+if TYPE_CHECKING:
+    from ecrl_cli.report.figures.export import Picture
+    from ecrl_cli.report.tables.table import Table
 
 _REPLICATIONS = Registry("replication", "ecrl.replications", {"published": "ecrl_cli.replication.report.publication:PUBLISHED"})
 

@@ -26,9 +26,9 @@ from ecrl_cli.records.events import CHECKPOINT_ENDS, COPY_WAIT, CheckpointLine, 
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.verdict_file import divergence_of, read_verdict
-from ecrl_cli.report.figures.palette import CATEGORY_COLOURS
 from ecrl_cli.report.model.inputs import RunInput
 from ecrl_cli.report.model.timeline_view import TimelineView, timeline_view
+from ecrl_cli.report.palette import CATEGORY_COLOURS
 from ecrl_cli.verify.reference import References, bounded
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, worst
 from ecrl_cli.verify.verify_run import named, verify_run

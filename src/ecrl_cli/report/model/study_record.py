@@ -12,6 +12,7 @@ from ecrl_cli.config.codec import decode
 from ecrl_cli.errors import RecordError, shown
 from ecrl_cli.history.load import known_environment
 from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.report.formats import count, plural
 from ecrl_cli.report.model.inputs import StudyInput
 from ecrl_cli.studies.frame.result import KINDS, SCHEMA_VERSION, Figure, Series, Table
 from ecrl_cli.studies.frame.study import Skip
@@ -187,3 +188,18 @@ def _environment(place: StudyInput) -> dict[str, Any]:
         return known_environment(json.loads(path.read_bytes())) if path.stat().st_size <= MOST_BYTES else {}
     except (OSError, ValueError, RecursionError):
         return {}
+
+
+def headline(study: StudyResult) -> tuple[str, str]:
+    """The result in one line, without the study's name, and its tone."""
+    result = study.result
+    if result is None:
+        return "no result on record", "doubt"
+    failed = [gate for gate in study.failed if result.complete or gate.name != "trials"]
+    if failed:
+        return f"{len(failed)} of {plural(len(result.gates), 'gate')} failed", "bad"
+    if not result.complete:
+        return f"{count(result.done)} of {plural(result.planned, 'trial')} done", "doubt"
+    if result.skips:
+        return f"every gate passed, but {plural(len(result.skips), 'arm was', 'arms were')} skipped", "doubt"
+    return "every gate passed", "good"

@@ -14,8 +14,8 @@ from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.timeline import Timeline, TimelineSlice, phases, timeline
 from ecrl_cli.metrics.disk import DiskRate, rates
 from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, DiskLine, SupervisorSession
-from ecrl_cli.report.figures.palette import FAMILY_OF
 from ecrl_cli.report.formats import count, duration, plural
+from ecrl_cli.report.palette import FAMILY_OF
 
 BINS, POINTS, DISK_POINTS = 2400, 80, 1200
 

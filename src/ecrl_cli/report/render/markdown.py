@@ -9,7 +9,7 @@ from ecrl_cli.errors import visible
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.report.formats import plural, printable, short
 from ecrl_cli.report.model.comparison import Comparison
-from ecrl_cli.report.model.study_record import StudyResult
+from ecrl_cli.report.model.study_record import StudyResult, headline
 from ecrl_cli.report.tables.checkpointers import checkpointers_table
 from ecrl_cli.report.tables.comparisons import brief, tables
 from ecrl_cli.report.tables.disk import disk_table
@@ -18,7 +18,7 @@ from ecrl_cli.report.tables.records import CSV_FILES
 from ecrl_cli.report.tables.renderers import escaped, markdown_of, markdown_section, terminal_of
 from ecrl_cli.report.tables.runs import brief_runs, recoveries_table
 from ecrl_cli.report.tables.studies import shown_tables
-from ecrl_cli.report.text.study_summary import circumstances, command, headline, progress
+from ecrl_cli.report.text.study_summary import circumstances, command, progress
 from ecrl_cli.report.text.summary import ReportSummary, broken
 
 ALONE, AMONG_OTHERS, IN_MARKDOWN = 24, 8, 60  # rows of a study's table

@@ -18,16 +18,16 @@ from markupsafe import Markup
 from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.report import formats
 from ecrl_cli.report.figures.export import Picture
-from ecrl_cli.report.figures.palette import CATEGORY_COLOURS, FAMILIES, FAMILY_COLOURS, variables, variant_colours
 from ecrl_cli.report.figures.runs import first_seed
 from ecrl_cli.report.model.arms import MEASURES
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.contrast import by_scope
 from ecrl_cli.report.model.replication import Publication
 from ecrl_cli.report.model.run_record import Run
-from ecrl_cli.report.model.study_record import StudyResult
+from ecrl_cli.report.model.study_record import StudyResult, headline
 from ecrl_cli.report.model.sweep_diff import SweepDiff
 from ecrl_cli.report.model.timeline_view import recorded_at, ticks
+from ecrl_cli.report.palette import CATEGORY_COLOURS, FAMILIES, FAMILY_COLOURS, variables, variant_colours
 from ecrl_cli.report.render.sweep_diff import against_sentences, against_tables
 from ecrl_cli.report.tables import runs
 from ecrl_cli.report.tables.checkpointers import checkpointers_table
@@ -39,7 +39,7 @@ from ecrl_cli.report.tables.runs import measures_table, restarts_table
 from ecrl_cli.report.tables.studies import shown_tables
 from ecrl_cli.report.tables.table import Table
 from ecrl_cli.report.text.glossary import CATEGORY_WORDS, DEFINITIONS, GATE_WORDS, STUDY_DEFINITIONS
-from ecrl_cli.report.text.study_summary import badge, circumstances, command, headline, progress
+from ecrl_cli.report.text.study_summary import badge, circumstances, command, progress
 from ecrl_cli.report.text.summary import ReportSummary
 
 HERE = Path(__file__).parent

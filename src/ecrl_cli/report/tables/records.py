@@ -10,12 +10,12 @@ from typing import Any
 from ecrl_cli.metrics.checkpoints import TIMES
 from ecrl_cli.metrics.recoveries import RESTART_COSTS
 from ecrl_cli.metrics.statistics import Paired, Summary
-from ecrl_cli.report.figures.palette import CATEGORY_COLOURS
 from ecrl_cli.report.formats import plural
 from ecrl_cli.report.model.arms import BASES, HELD_OUT, MEASURES, Arm, run_versus
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.contrast import Contrast, contrasts, floors, overlaps
 from ecrl_cli.report.model.run_record import CHECKPOINT_KEYS, Run
+from ecrl_cli.report.palette import CATEGORY_COLOURS
 
 Record = dict[str, Any]
 INTERVALS = ("ci95_low", "ci95_high", "bca_low", "bca_high")

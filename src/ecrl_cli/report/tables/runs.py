@@ -11,11 +11,11 @@ from ecrl_cli.metrics.recoveries import RESTART_COSTS
 from ecrl_cli.metrics.statistics import Paired, summary
 from ecrl_cli.records.events import STALL_PARTS
 from ecrl_cli.report import formats
-from ecrl_cli.report.figures.palette import FAMILIES
 from ecrl_cli.report.model.arms import BASES, HELD_OUT, MEASURES, Arm, run_versus
 from ecrl_cli.report.model.comparison import ALL, Comparison
 from ecrl_cli.report.model.contrast import versus
 from ecrl_cli.report.model.run_record import Run
+from ecrl_cli.report.palette import FAMILIES
 from ecrl_cli.report.tables.records import divergence_cells, recovery_of
 from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value, interval_cell, mean_cell
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from ecrl_cli.report.model.study_record import StudyResult, slugs
+from ecrl_cli.report.model.study_record import StudyResult, headline, slugs
 from ecrl_cli.report.tables.renderers import csv_of
 from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value, scalar
-from ecrl_cli.report.text.study_summary import headline
 from ecrl_cli.studies.frame.result import Table as StudyTable
 
 

@@ -9,25 +9,10 @@ from typing import Any
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.studies import STUDIES
 from ecrl_cli.report.formats import count, duration, listed, plural
-from ecrl_cli.report.model.study_record import StudyResult
+from ecrl_cli.report.model.study_record import StudyResult, headline
 from ecrl_cli.report.text.summary import ReportSummary, told
 
 _WORST_FIRST = ("bad", "doubt", "good")
-
-
-def headline(study: StudyResult) -> tuple[str, str]:
-    """The result in one line, without the study's name, and its tone."""
-    result = study.result
-    if result is None:
-        return "no result on record", "doubt"
-    failed = [gate for gate in study.failed if result.complete or gate.name != "trials"]
-    if failed:
-        return f"{len(failed)} of {plural(len(result.gates), 'gate')} failed", "bad"
-    if not result.complete:
-        return f"{count(result.done)} of {plural(result.planned, 'trial')} done", "doubt"
-    if result.skips:
-        return f"every gate passed, but {plural(len(result.skips), 'arm was', 'arms were')} skipped", "doubt"
-    return "every gate passed", "good"
 
 
 def progress(study: StudyResult) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ecrl_cli.report.figures.palette import FAMILIES
 from ecrl_cli.report.formats import by_value, count, distance, duration, listed, plural, share, short
 from ecrl_cli.report.model.arms import BASES
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.contrast import compared_arms, versus
 from ecrl_cli.report.model.run_record import Run
+from ecrl_cli.report.palette import FAMILIES
 from ecrl_cli.report.text.claims import Statement, noise, repeated, sentences, winner
 from ecrl_cli.verify.verdict import INVALID
 
@@ -72,7 +72,7 @@ def _headline(comparison: Comparison) -> tuple[str, str]:
         return "No run has reached its target", "bad"
     if unjudged:
         return f"Not proven: {len(unjudged)} of {plural(len(comparison.counted), 'finished run')} without a valid verdict", "doubt"
-    recovered = [run for run in comparison.counted if _has_recovered(run)]
+    recovered = [run for run in comparison.counted if run.counted and (run.counted.restarts or run.counted.survivals)]
     judged = "Every recovery was judged valid" if recovered else "Every run was judged valid"
     if unchecked := [run for run in recovered if _trajectory(run) != "valid"]:
         judged = f"Every run was judged valid, the trajectory of {len(unchecked)} of {plural(len(recovered), 'recovered run')} was not checked"
@@ -212,11 +212,6 @@ def _gates(comparison: Comparison) -> str:
         if not all(g.passed for g in gates)
     ]
     return f"Not averaged, because a quality gate failed: {listed(failing)}." if failing else ""
-
-
-def _has_recovered(run: Run) -> bool:
-    """Whether the run recovered: by a restart, or from the state in its ranks' memory."""
-    return bool(run.counted and (run.counted.restarts or run.counted.survivals))
 
 
 def _trajectory(run: Run) -> str:

@@ -46,19 +46,15 @@ def _run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
             warnings.simplefilter("ignore")
             loader.save(state, path)
             files = sorted(path for path in root.rglob("*") if path.is_file())
+            sizes = [path.stat().st_size for path in files]
             assert _outcome(loader, state, path) == "harmless"
             for _ in range(int(trial.facts["flips"])):
-                counts[_flipped(loader, state, path, _by_size(files, rng), rng)] += 1
+                counts[_flipped(loader, state, path, rng.choices(files, sizes)[0], rng)] += 1
     finally:
         shutil.rmtree(root)
     return {"outcome": "silent_wrong" if counts["silent_wrong"] else "detected"} | {
         name: counts[name] for name in ("raised", "silent_wrong", "harmless")
     }
-
-
-def _by_size(files: list[Path], rng: random.Random) -> Path:
-    """A file, weighted by size."""
-    return rng.choices(files, [path.stat().st_size for path in files])[0]
 
 
 def _flipped(loader: Checkpointer, state: State, path: Path, file: Path, rng: random.Random) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from ecrl_cli.config.studies import Corruption
 from ecrl_cli.studies.corruption import recovery, stock_loaders, structural
 from ecrl_cli.studies.corruption.byte_faults import EXHAUSTIVE, RANDOM
+from ecrl_cli.studies.corruption.mutants import PLANTED
 from ecrl_cli.studies.corruption.published import PUBLISHED_ARM
 from ecrl_cli.studies.corruption.tables import TABLES, figures, gates, notes
 from ecrl_cli.studies.frame.study import Study
-from ecrl_cli.studies.mutants.layers import PLANTED
 
 STUDY = Study(
     keys=Corruption,

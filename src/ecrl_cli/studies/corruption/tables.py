@@ -12,20 +12,20 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.metrics.statistics import wilson
 from ecrl_cli.studies.corruption.byte_faults import PUBLISHED_FAULTS
 from ecrl_cli.studies.corruption.in_memory import summed
+from ecrl_cli.studies.corruption.mutants import BACKED, MUTANTS
 from ecrl_cli.studies.corruption.published import CONTROL, MECHANISMS, NOOP
 from ecrl_cli.studies.corruption.structural import row_of
 from ecrl_cli.studies.frame.gates import mutants_gate, nothing
+from ecrl_cli.studies.frame.published import published
 from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Figure, Series, Table, upper_bound
 from ecrl_cli.studies.frame.result import proportion as proportion_of
 from ecrl_cli.studies.frame.study import Record, Results, Trial
 from ecrl_cli.studies.frame.tables import Cells, Group, TableSpec, cell, count, fact, found, proportion, share, size, sums, value
-from ecrl_cli.studies.mutants.layers import BACKED, MUTANTS
 
 LEAST_EXHAUSTIVE = 30_000
 _FEW = 10  # injections of one kind; with fewer, all may have no effect
-# Table 3: detected of 400, then by load error, content digest, file SHA-256.
-PUBLISHED = {"bitflip": (400, 7, 387, 400), "zerorange": (399, 29, 370, 399), "truncate": (400, 400, 0, 400), CONTROL: (0, 0, 0, 0)}
-PUBLISHED_TRIALS = 400
+PUBLISHED = published("corruption")["detected"]  # by fault: detected, then by load error, content digest, file SHA-256
+PUBLISHED_TRIALS = published("corruption")["trials"]
 _EFFECTIVE = "effective (of no fault: all)"
 
 

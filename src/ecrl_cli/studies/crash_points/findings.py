@@ -13,6 +13,7 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.crash_points.crash_targets import AFTER_MODEL, NONE, PHASES, PUBLISHED
 from ecrl_cli.studies.crash_points.trial import violation
 from ecrl_cli.studies.frame.gates import named, none_bad
+from ecrl_cli.studies.frame.published import published
 from ecrl_cli.studies.frame.result import Column, Figure, Series, Table, proportion, upper_bound
 from ecrl_cli.studies.frame.store_fixture import write_mode
 from ecrl_cli.studies.frame.study import Record, Results
@@ -94,21 +95,14 @@ def phase_counts(results: Results) -> dict[str, dict[str, int]]:
     return {phase: {mode: counted[phase, mode] for mode in of} for phase in hit}
 
 
-# Usable groups of all, and the interval as printed (its text says Wilson, its numbers are Clopper-Pearson's).
-PRINTED = {
-    ("atomic", "none"): (400, 400, 0.991, 1.0),
-    ("unsafe", "after_model"): (0, 400, 0.0, 0.009),
-    ("unsafe", "before_manifest"): (0, 10, 0.0, 0.308),
-    ("unsafe", "manifest_partial"): (0, 10, 0.0, 0.308),
-    ("unsafe", "before_commit"): (0, 10, 0.0, 0.308),
-}
+PRINTED = published("crash-points")  # by kind of writer and condition: usable groups, of all, and the interval
 
 
 def _printed(group: Group) -> dict[str, Any]:
     """The published study wrote from one process and killed no atomic writer."""
     facts = group[0].facts
-    key = ("unsafe" if facts["mode"] == "unsafe" else "atomic", _CONDITION_AT[facts["point"]])
-    ok, of, low, high = PRINTED.get(key, (None,) * 4) if STRATEGIES.of(facts["strategy"]).writes_in_step else (None,) * 4
+    of_writer = PRINTED["unsafe" if facts["mode"] == "unsafe" else "atomic"] if STRATEGIES.of(facts["strategy"]).writes_in_step else {}
+    ok, of, low, high = of_writer.get(_CONDITION_AT[facts["point"]], (None,) * 4)
     return {"published_ok": ok, "published_n": of, "published_low": low, "published_high": high}
 
 

@@ -51,7 +51,8 @@ class TorchSubject:
             except BaseException:  # CheckpointException does not derive from Exception
                 refused += 1
                 continue
-            return Recovered(step, _same(state, expected), refused)
+            same = state.keys() == expected.keys() and all(torch.equal(state[name], expected[name]) for name in expected)
+            return Recovered(step, same, refused)
         return Recovered(None, True, refused)
 
 
@@ -77,7 +78,3 @@ def _state(payload: Payload, step: int) -> State:
     sizes = {"parameters": payload.model_bytes, "optimizer": payload.optimizer_bytes}
     state = {name: torch.frombuffer(bytearray(generator.randbytes(size)), dtype=torch.uint8) for name, size in sizes.items()}
     return state | {"step": torch.tensor(step)}
-
-
-def _same(found: State, expected: State) -> bool:
-    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)

@@ -13,8 +13,7 @@ from ecrl_cli.studies.frame.gates import all_of, mutants_found
 from ecrl_cli.studies.frame.result import upper_bound
 from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, planted
 from ecrl_cli.studies.frame.tables import Cells, TableSpec, count, fact, found, mutants_table, proportion, size, value
-from ecrl_cli.studies.mutants import writers
-from ecrl_cli.studies.writers import clocks, fencing, flaky_nfs
+from ecrl_cli.studies.writers import clocks, fencing, flaky_nfs, mutants
 from ecrl_cli.studies.writers import races as racing
 from ecrl_cli.studies.writers.store_fixture import History
 
@@ -87,8 +86,8 @@ _ARMS = (
     ),
     Arm(
         "planted",
-        lambda context: [Trial(f"planted/{bug.name}", {"arm": "planted", "bug": bug.name}) for bug in writers.PLANTED],
-        lambda context, trial: writers.run(trial.facts["bug"], context.shared(_history), context.seed, context.scratch / "trial"),
+        lambda context: [Trial(f"planted/{bug.name}", {"arm": "planted", "bug": bug.name}) for bug in mutants.PLANTED],
+        lambda context, trial: mutants.run(trial.facts["bug"], context.shared(_history), context.seed, context.scratch / "trial"),
         planted,
     ),
 )

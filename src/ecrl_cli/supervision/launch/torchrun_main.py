@@ -38,7 +38,7 @@ class FixedRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         if self._store is None:
-            self._store = self._host_store() if self._node == 0 else self._client()
+            self._store = self._host_store() if self._node == 0 else TCPStore(self._host, self._port, is_master=False, timeout=_patience())
             self._port = self._store.port
         where = RendezvousStoreInfo(self._host, self._port)
         return RendezvousInfo(PrefixStore(self._run_id, self._store), self._node, self._nodes, where)
@@ -49,9 +49,6 @@ class FixedRendezvous(RendezvousHandler):
         port = listener.getsockname()[1]
         # torch takes over the descriptor and connects to its own server, by the loopback address, which every machine has.
         return TCPStore(LOOPBACK, port, is_master=True, timeout=_patience(), wait_for_workers=False, master_listen_fd=listener.detach())
-
-    def _client(self) -> Any:
-        return TCPStore(self._host, self._port, is_master=False, timeout=_patience())
 
     def get_backend(self) -> str:
         return BACKEND

@@ -105,7 +105,9 @@ class AttemptWatchdog:
 
     def check(self, now: float) -> Hang | None:
         """The hang, if the attempt hangs; None otherwise. Reports new stragglers and replaces a stuck writer."""
-        beats, writer = self._beats(), self._context.heartbeats.read(self._context.heartbeats.writer)
+        heartbeats = self._context.heartbeats
+        beats = {rank: heartbeats.read(rank) for rank in range(self._context.ranks) if rank not in self._known_dead}
+        writer = heartbeats.read(heartbeats.writer)
         self._tell(self._stragglers.check(beats))
         self._detector.held = any(beat.phase in SAVING for beat in beats.values()) and any(one.state in _STOPPED for one in self._probes.values())
         hangs = self._detector.check(now, list(beats.values()), writer)
@@ -122,9 +124,6 @@ class AttemptWatchdog:
         for probe in self._probes.values():
             probe.close()
         self._probes = {}
-
-    def _beats(self) -> dict[int, Heartbeat]:
-        return {rank: self._context.heartbeats.read(rank) for rank in range(self._context.ranks) if rank not in self._known_dead}
 
     def _diagnose_hang(self, beats: dict[int, Heartbeat]) -> HangDiagnosis:
         states = {rank: probe.state for rank, probe in self._probes.items()}
