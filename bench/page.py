@@ -77,7 +77,7 @@ def loaded(page: Path, rounds: int) -> dict[str, Any]:
     with chromium() as browser:
         for _ in range(rounds + 1):
             tab = browser.open(address(page))
-            tab.settle()
+            tab.await_two_frames()
             found.append(tab.run(MEASURE))
             complaints = tab.complaints()
             tab.close()

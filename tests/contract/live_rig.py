@@ -119,24 +119,26 @@ class Case:
         steps = {left.global_step for left, _ in self.left.values()}
         assert len(steps) == 1, f"left behind steps {steps}"
         before, dead = len(self.pids), [rank for rank in self.pids if rank not in living]
-        seats: list[tuple[int, int, Connection, bool]] = []  # origin, process, connection, joined
+        placement: list[tuple[int, int, Connection, bool]] = []  # origin, process, connection, joined
         for rank in range(before):
             if rank in living:
                 pid = self.pids[rank]
-                seats.append((rank, pid, self.left[pid][1], False))
+                placement.append((rank, pid, self.left[pid][1], False))
             elif len(self.spares) >= len(dead):
                 dead.remove(rank)
                 spare = self.spares.pop(0)
-                seats.append((rank, self.spare_pids[spare.socket.fileno()], spare, True))
+                placement.append((rank, self.spare_pids[spare.socket.fileno()], spare, True))
         self.attempt += 1
-        step, joined = steps.pop(), tuple(new for new, seat in enumerate(seats) if seat[3])
+        step, joined = steps.pop(), tuple(new for new, place in enumerate(placement) if place[3])
         fired = {int(path.stem) for path in self.layout.fired.iterdir()}
-        order = AttemptSpec(self.attempt, len(seats), step, None, step, pending(self.plan, fired))
-        order = dataclasses.replace(order, continues=self.attempt - 1, memory="survivors", origins=tuple(seat[0] for seat in seats), joined=joined)
+        order = AttemptSpec(self.attempt, len(placement), step, None, step, pending(self.plan, fired))
+        order = dataclasses.replace(
+            order, continues=self.attempt - 1, memory="survivors", origins=tuple(place[0] for place in placement), joined=joined
+        )
         self.left = {}
         self.open(order)
-        self.pids = {new: seat[1] for new, seat in enumerate(seats)}
-        for new, (_, _, connection, _) in enumerate(seats):
+        self.pids = {new: place[1] for new, place in enumerate(placement)}
+        for new, (_, _, connection, _) in enumerate(placement):
             connection.socket.setblocking(True)
             connection.socket.sendall(line_of(Assignment(self.attempt, new, self.prefix)))
 

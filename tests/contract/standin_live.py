@@ -75,12 +75,12 @@ def play(layout: RunLayout, told: Assignment | None) -> int:
 
 
 def step(layout: RunLayout, order: AttemptSpec, told: Assignment, control: Control, last: int, obeys: bool) -> None:
-    journal, pulse = Journal(layout.attempt(told.attempt).rank(told.rank)), HeartbeatWriter(control.heartbeats, told.rank)
+    journal, heartbeat = Journal(layout.attempt(told.attempt).rank(told.rank)), HeartbeatWriter(control.heartbeats, told.rank)
     for number in range(order.resume_step + 1, last + 1):
-        pulse.step(number)
-        pulse.phase("logging")
+        heartbeat.step(number)
+        heartbeat.phase("logging")
         journal.append(RankLine(number, 0, number - 1, told.rank, order.world_size, "", 0, 0.5, told.attempt, 0.0, 0.0, 0.0))
-        if obeys and pulse.stop_behind(number) == number:
+        if obeys and heartbeat.stop_behind(number) == number:
             break
 
 

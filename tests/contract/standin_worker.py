@@ -5,7 +5,7 @@ STEPS are beaten and logged as done; then END: an exit code; `kill` (SIGKILL its
 (it is, then `kill`); `trouble` (say that the input is bad, then exit 2); the name of a signal (it sends that to itself). A rank without a part
 waits. `kernels` prints which torch would compute with, and ends well.
 Those that hang do so in the forward pass of the step after STEPS, the others wait in its backward pass: `freeze` (SIGSTOP itself), `spin`,
-`grasp` (sleep, and never give back Python's lock). `heed` goes on stepping until it learns where to stop, and ends there, well.
+`grasp` (sleep, and never give back Python's lock). `obey_stop` goes on stepping until it learns where to stop, and ends there, well.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float
     layout, rank = RunLayout(run_dir), rendezvous.rank
     control = Control(layout, Hello(rank, os.getpid(), attempt, started, stacks=control_client.answer_stack_dumps()))
     control.attach()
-    pulse = HeartbeatWriter(control.heartbeats, rank)
+    heartbeat = HeartbeatWriter(control.heartbeats, rank)
     sys.stdout.write(f"rank {rank} of {rendezvous.world_size} prints\n")
     sys.stdout.flush()
     wait_for_peers(layout.attempt(attempt).folder, "up", rank, rendezvous.world_size)
@@ -46,23 +46,23 @@ def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float
     journal = Journal(layout.attempt(attempt).rank(rank))
 
     def do(step: int) -> None:
-        pulse.step(step)
-        pulse.phase("backward")
-        pulse.phase("logging")
+        heartbeat.step(step)
+        heartbeat.phase("backward")
+        heartbeat.phase("logging")
         journal.append(RankLine(step, 0, step - 1, rank, rendezvous.world_size, "", 0, 0.5, attempt, 0.0, 0.0, 0.0))
 
     for step in range(1, int(steps or 0) + 1):
         do(step)
     wait_for_peers(layout.attempt(attempt).folder, "stepped", rank, rendezvous.world_size)
     if steps and end in (*HANGING, "wait"):
-        pulse.step(int(steps) + 1)
-        pulse.phase("forward" if end in HANGING else "backward")
+        heartbeat.step(int(steps) + 1)
+        heartbeat.phase("forward" if end in HANGING else "backward")
     if rank == 0:
         control.progress(Progress(int(steps or 0), "training", 0.0, 0.5))
     if end in HANGING:
         hang(end)
-    if end == "heed":
-        return heed(rank, int(steps), pulse, do)
+    if end == "obey stop":
+        return obey_stop(rank, int(steps), heartbeat, do)
     return finish(end, layout, attempt, rank, control)
 
 
@@ -75,9 +75,9 @@ def hang(how: str) -> NoReturn:
         pass
 
 
-def heed(rank: int, step: int, pulse: HeartbeatWriter, do: Callable[[int], None]) -> int:
+def obey_stop(rank: int, step: int, heartbeat: HeartbeatWriter, do: Callable[[int], None]) -> int:
     """Rank 0 steps until the word comes; the others, which nothing keeps in step with it, wait for it and then catch up."""
-    while (until := pulse.stop_behind(step)) is None:
+    while (until := heartbeat.stop_behind(step)) is None:
         time.sleep(0.001)
         if rank == 0:
             step += 1

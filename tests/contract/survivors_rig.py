@@ -45,7 +45,7 @@ def run(case: dict[str, Any], number: int, port: int) -> dict[str, Any]:
     board.set_members(case["ranks"])
     members = [start(name, case, board, (port, number)) for name in range(case["ranks"])]
     left: dict[int, Any] = {}
-    attempt, seats = 0, dict(enumerate(members))  # by rank of the attempt
+    attempt, ranks = 0, dict(enumerate(members))  # by rank of the attempt
     living = dict(enumerate(members))
     while living:
         ready, _, _ = select.select([member.said for member in living.values()], [], [], 60.0)
@@ -58,17 +58,17 @@ def run(case: dict[str, Any], number: int, port: int) -> dict[str, Any]:
             del living[name]
             _, status = os.waitpid(member.pid, 0)
             if status:
-                board.mark_dead(next(rank for rank, each in seats.items() if each is member))
+                board.mark_dead(next(rank for rank, each in ranks.items() if each is member))
                 left.pop(name, None)
             results[str(name)] = json.loads(said) if said else {"signal": os.WTERMSIG(status), "code": os.WEXITSTATUS(status)}
         if living and left.keys() == living.keys():
             assert len(set(left.values())) == 1, f"left behind different steps: {left}"
-            attempt, seats = attempt + 1, dict(enumerate(member for member in seats.values() if member in living.values()))
+            attempt, ranks = attempt + 1, dict(enumerate(member for member in ranks.values() if member in living.values()))
             left = {}
             board.clear()
-            board.set_members(len(seats))
-            for rank, member in seats.items():
-                os.write(member.told, f"{attempt} {rank} {len(seats)}\n".encode())
+            board.set_members(len(ranks))
+            for rank, member in ranks.items():
+                os.write(member.told, f"{attempt} {rank} {len(ranks)}\n".encode())
     board.close()
     return results
 
@@ -90,7 +90,7 @@ def start(name: int, case: dict[str, Any], board: HeartbeatTable, where: tuple[i
         die_with_parent(parent)
         faulthandler.dump_traceback_later(50, exit=True)
         try:
-            os.write(say, json.dumps(Trainee(name, case, board, where).life(say, hear)).encode())
+            os.write(say, json.dumps(FakeTrainer(name, case, board, where).life(say, hear)).encode())
             os._exit(0)
         except BaseException as error:
             sys.stderr.write(f"rank {name}: {type(error).__name__}: {error}\n")
@@ -100,7 +100,7 @@ def start(name: int, case: dict[str, Any], board: HeartbeatTable, where: tuple[i
     return Member(pid, said, told)
 
 
-class Trainee:
+class FakeTrainer:
     """A model with buffers and many small buckets, trained by whoever is left."""
 
     def __init__(self, name: int, case: dict[str, Any], board: HeartbeatTable, where: tuple[int, int]) -> None:

@@ -112,7 +112,7 @@ def test_ranks_outlive_the_one_that_speaks_for_all(launcher: Launcher, tmp_path:
     assert (second.origins, second.resumed_from_step, record.terminal_status) == ((1, 2), 40, "completed")
 
 
-def test_one_who_dies_after_it_left_is_not_in_the_next_crew(launcher: Launcher, tmp_path: Path) -> None:
+def test_one_who_dies_after_it_left_is_not_in_the_next_attempt(launcher: Launcher, tmp_path: Path) -> None:
     record, _ = ran(
         launcher,
         tmp_path,

@@ -24,7 +24,7 @@ from ecrl_cli.config.studies import WRITING
 from ecrl_cli.studies.crash_points.crash_server import memory_there
 from ecrl_cli.studies.crash_points.crash_targets import Save, survivor
 from ecrl_cli.studies.crash_points.store_fixture import Payload
-from ecrl_cli.studies.crash_points.trial import Bench
+from ecrl_cli.studies.crash_points.trial import CrashRig
 from ecrl_cli.studies.frame.store_fixture import write_mode
 
 ATTEMPT = 3
@@ -100,21 +100,21 @@ def crash_at(root: Path, mode: str, single: bool, point: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashRig]:
     where = "memory" if memory_there() else str(tmp_path_factory.mktemp("bench"))
-    with closing(Bench(where, Payload(1, 16_384, 8_192))) as made:
+    with closing(CrashRig(where, Payload(1, 16_384, 8_192))) as made:
         yield made
 
 
 @pytest.mark.parametrize("strategy", WRITING)
 @pytest.mark.parametrize("mode", WRITE_MODES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_killed_writer_leaves_the_new_checkpoint_or_the_previous_one(bench: Bench, mode: str, layout: str, strategy: str) -> None:
+def test_a_killed_writer_leaves_the_new_checkpoint_or_the_previous_one(rig: CrashRig, mode: str, layout: str, strategy: str) -> None:
     """At every point: exactly what is due is recovered, and the next attempt saves the same step and leaves nothing lying about."""
-    points, _ = bench.visited(Save(mode, layout))
+    points, _ = rig.visited(Save(mode, layout))
     assert len(points) == len(set(points)) >= 15
     for point in points:
-        found = bench.crash(Save(mode, layout, point=point), strategy)
+        found = rig.crash(Save(mode, layout, point=point), strategy)
         assert found["hit"], point
         assert found["outcome"] == survivor(mode, point, points), point
         assert not found["again"] and not found["left"], point
@@ -124,11 +124,11 @@ def test_a_killed_writer_leaves_the_new_checkpoint_or_the_previous_one(bench: Be
 
 @pytest.mark.parametrize("mode", WRITE_MODES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_writer_killed_before_any_of_its_calls_leaves_a_whole_checkpoint(bench: Bench, mode: str, layout: str) -> None:
-    _, calls = bench.visited(Save(mode, layout))
+def test_a_writer_killed_before_any_of_its_calls_leaves_a_whole_checkpoint(rig: CrashRig, mode: str, layout: str) -> None:
+    _, calls = rig.visited(Save(mode, layout))
     assert len(calls) >= 15
     for number, call in enumerate(calls):
-        found = bench.crash(Save(mode, layout, call=number), "blocking")
+        found = rig.crash(Save(mode, layout, call=number), "blocking")
         assert found["hit"], call
         assert found["outcome"] in ("new", "previous") and not found["again"] and not found["left"], call
         if mode != "unsafe" and layout == "group":

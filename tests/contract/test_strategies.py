@@ -144,7 +144,7 @@ def restored(kind: StrategyKind, run: Run, found: IntegrityReport) -> TrainPosit
     )
 
 
-class Meetings:
+class RecordingCollectives:
     """The other rank of two, which does what this one does. `told`: the events in the journal each time they met."""
 
     def __init__(self, root: Path) -> None:
@@ -158,20 +158,20 @@ class Meetings:
 
 
 def test_no_rank_leaves_a_save_before_rank_0_has_done_its_part(kind: StrategyKind, rank: Rank) -> None:
-    meetings = Meetings(rank.layout.root)
-    rank.run.train_state.world_size, rank.run.train_state.peers = 2, meetings
+    collectives = RecordingCollectives(rank.layout.root)
+    rank.run.train_state.world_size, rank.run.train_state.peers = 2, collectives
     rank.strategy.prepare()
     rank.strategy.save(rank.run.progress())
     rank.strategy.flush()
-    assert len(meetings.told) == kind.saves
-    assert all("submitted" in events and "released" not in events for events in meetings.told)
+    assert len(collectives.told) == kind.saves
+    assert all("submitted" in events and "released" not in events for events in collectives.told)
 
 
 def test_a_rank_that_is_not_rank_0_writes_nothing(kind: StrategyKind, rank: Rank) -> None:
     """No checkpoint, no line, no claim: two ranks that write would write over each other."""
     if kind.checkpointer:
         pytest.skip("what another rank writes is the checkpointer's business")
-    rank.run.train_state.rank, rank.run.train_state.world_size, rank.run.train_state.peers = 1, 2, Meetings(rank.layout.root)
+    rank.run.train_state.rank, rank.run.train_state.world_size, rank.run.train_state.peers = 1, 2, RecordingCollectives(rank.layout.root)
     rank.strategy.prepare()
     rank.strategy.save(rank.run.progress())
     rank.strategy.snapshot(rank.run.progress())

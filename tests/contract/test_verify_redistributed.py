@@ -109,7 +109,7 @@ def reports(edit: Edit, attempt: int = 0, ranks: tuple[int, ...] = (0, 2)) -> Ca
     return lambda run: [edit_lines(run.attempt(attempt).survivor_report(rank), edit) for rank in ranks] and None
 
 
-def ledgers(edit: Edit, ranks: tuple[int, ...] = (0, 2)) -> Callable[[RunLayout], None]:
+def lost_samples_edited(edit: Edit, ranks: tuple[int, ...] = (0, 2)) -> Callable[[RunLayout], None]:
     return lambda run: [edit_lines(run.attempt(0).lost_samples(rank), edit) for rank in ranks] and None
 
 
@@ -119,12 +119,15 @@ def redone(**changes: Any) -> Edit:
 
 SPOILT: dict[str, tuple[Callable[[RunLayout], None], str]] = {
     "a sample of the dropped mini-batch is not on record": (
-        ledgers(lambda line: line | {"samples": line["samples"][1:]}),
+        lost_samples_edited(lambda line: line | {"samples": line["samples"][1:]}),
         "count 1 time too seldom on weight and 2 more",
     ),
-    "a layer kept the dropped mini-batch": (ledgers(lambda line: line | {"layers": line["layers"][:-1]}), "too seldom on scale"),
-    "a living rank is blamed": (ledgers(lambda line: line | {"ranks": [0]}), "the lost-samples record of attempt 0 names rank 0, which was left"),
-    "another step on record": (ledgers(lambda line: line | {"global_step": 8}), "step 8 is on record and was never due"),
+    "a layer kept the dropped mini-batch": (lost_samples_edited(lambda line: line | {"layers": line["layers"][:-1]}), "too seldom on scale"),
+    "a living rank is blamed": (
+        lost_samples_edited(lambda line: line | {"ranks": [0]}),
+        "the lost-samples record of attempt 0 names rank 0, which was left",
+    ),
+    "another step on record": (lost_samples_edited(lambda line: line | {"global_step": 8}), "step 8 is on record and was never due"),
     "dropped from a bucket on": (reports(redone(first=1)), "drops step 9 from bucket 1 on only"),
     "finished after all": (reports(redone(left=[0, 2])), "says that ranks [0, 2] did step 9 to its end, which recovery=skip drops"),
     "a survivor that logged the dropped step": (

@@ -137,7 +137,7 @@ def test_two_references_that_disagree_prove_nothing_for_a_run_that_equals_one(sw
 
 
 @pytest.mark.parametrize("made", [lambda ref, copy: shutil.copytree(ref, copy), lambda ref, copy: copy.symlink_to(ref)], ids=["copy", "link"])
-def test_a_copy_of_a_reference_is_no_second_witness(sweep: Path, made: Callable[[Path, Path], object]) -> None:
+def test_a_copy_of_a_reference_is_no_second_run(sweep: Path, made: Callable[[Path, Path], object]) -> None:
     shutil.rmtree(sweep / "clean")
     made(sweep / "ref", sweep / "again")
     build_blk(sweep, "buggy", bug_from=22)

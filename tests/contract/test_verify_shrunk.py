@@ -31,7 +31,7 @@ def shrunk(
     recorder = OfPresentRanks(folder / "run", config)
     recorder.harmless.add(harmless)
     run = recorder.build()
-    seats(run, 1, ["a"], ["b"])
+    assign_nodes(run, 1, ["a"], ["b"])
     return run
 
 
@@ -43,7 +43,7 @@ class OfPresentRanks(builder.RunBuilder):
         return super().attempt(number)
 
 
-def seats(run: RunLayout, attempt: int, nodes: list[str], silent: list[str]) -> None:
+def assign_nodes(run: RunLayout, attempt: int, nodes: list[str], silent: list[str]) -> None:
     edit_json(run.attempt(attempt).launch, lambda order: order | {"nodes": nodes, "silent": silent})
 
 
@@ -84,7 +84,7 @@ def test_none_shrinks_without_a_node_that_did_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[str], silent: list[str]
 ) -> None:
     run = shrunk(tmp_path, monkeypatch, 2, "shrink")
-    seats(run, 1, nodes, silent)
+    assign_nodes(run, 1, nodes, silent)
     assert records(verify_run(run.root)) == INVALID
 
 

@@ -148,7 +148,7 @@ def test_time_that_nobody_recorded_is_unknown(sweep: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_line_torn_by_the_blow_is_no_broken_promise(sweep: Path, rank: int) -> None:
+def test_a_line_torn_by_the_fault_is_no_broken_promise(sweep: Path, rank: int) -> None:
     with RunLayout(sweep / "blk").attempt(0).rank(rank).open("a") as log:
         log.write('{"global_step":10,"epo')
     assert verify_run(sweep / "blk").status == VALID
@@ -162,7 +162,7 @@ def test_the_verdict_says_what_was_found(verdict_on: Callable[[str], Verdict], n
 
 
 def test_a_failure_that_strikes_where_an_attempt_resumes_needs_no_line_of_it(sweep: Path) -> None:
-    """Attempt 0 was stopped behind step 6 and before the blow; attempt 1 resumed there and was struck at once."""
+    """Attempt 0 was stopped behind step 6 and before the fault; attempt 1 resumed there and was struck at once."""
     layout = RunLayout(sweep / "blk")
     edit_json(layout.fired_entry(0), lambda fired: fired | {"attempt": 1, "global_step": 6})
     for rank in range(2):

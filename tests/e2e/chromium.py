@@ -126,7 +126,7 @@ class Tab:
         """Move the pointer over the middle of the first element of `selector`, scrolled into view; gives where that is."""
         box = f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center', behavior: 'instant'}});"
         at = self.run(box + " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()")
-        self.settle()
+        self.await_two_frames()
         self.move(at[0], at[1])
         return at[0], at[1]
 
@@ -134,7 +134,7 @@ class Tab:
         """Move the pointer there."""
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
-    def settle(self) -> None:
+    def await_two_frames(self) -> None:
         """Two frames later: what a script has set off is drawn."""
         self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
 

@@ -238,8 +238,8 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
 }
 ALL = {name: row[1:] for name, row in (IN_RANKS | IN_SUPERVISOR).items()}
 
-# Claimed, and the blow does nothing: all in one run, which then has a single attempt.
-BLOWS = (
+# Claimed, and the fault does nothing: all in one run, which then has a single attempt.
+DISARMED = (
     *("slow_rank@2*0.02", "kill@3", "exit@4", "raise@5", "oom@6", "nan@7", "stop@8", "term@9", "readonly@10", "supervisor@11"),
     *("enospc@1", "eio@3", "slow_disk@6*0.01"),
 )
@@ -274,7 +274,7 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def harmless(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
     folder = tmp_path_factory.mktemp("harmless")
-    entries = f"failure.entries=[{','.join(BLOWS)}]"
+    entries = f"failure.entries=[{','.join(DISARMED)}]"
     environment = plant(folder / "plant", {"harmless": HARMLESS})
     run_ecrl(folder, "train", *SHAPE, "suite_name=harmless", entries, "variant=blk", "run_dir=run", environment=environment, timeout=170)
     return RunLayout(folder / "run")
@@ -296,10 +296,10 @@ def test_without_a_bug_the_promises_are_kept(spoilt: Path) -> None:
     assert {kept[promise] for promise in (NO_BAD, NO_LOSS, ACCOUNT, FAILURES)} == {VALID}, kept
 
 
-@pytest.mark.parametrize("entry", BLOWS)
-def test_a_blow_that_did_nothing_is_missed(harmless: RunLayout, entry: str) -> None:
+@pytest.mark.parametrize("entry", DISARMED)
+def test_a_fault_that_did_nothing_is_missed(harmless: RunLayout, entry: str) -> None:
     case, notes = Case(load(harmless)), FindingBuilder(FAILURES)
-    index = BLOWS.index(entry)
+    index = DISARMED.index(entry)
     (fired,) = [each for each in case.run.fired if each.index == index]
     check_effect(case, fired, plan(case.run.stored.config)[index], notes)
     assert notes.finding("").status == INVALID, (entry, fired)

@@ -106,7 +106,7 @@ def test_what_a_script_may_not_do_is_seen_by_the_test(browser: Chromium, tmp_pat
 def test_hostile_names_stay_text_when_a_run_is_opened(show: Show, tmp_path: Path) -> None:
     tab = show(report([make_sweep(tmp_path / "sweep", [Plan("ref", HOSTILE, kills=()), Plan(HOSTILE, HOSTILE)])]).page)
     tab.run("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
-    tab.settle()
+    tab.await_two_frames()
     assert tab.run("[document.scripts.length, document.images.length, document.querySelectorAll('details.run h4').length > 4]") == [1, 0, True]
 
 
@@ -156,7 +156,7 @@ def test_a_figure_says_its_values_under_the_pointer_and_to_the_keys(show: Show, 
     assert tab.run("document.activeElement.getAttribute('aria-label')") == seen[-1]
     x, y = tab.point("#figures figure .mark path")
     tab.run("(document.querySelector('#figures').style.paddingTop = '400px', 0)")
-    tab.settle()
+    tab.await_two_frames()
     tab.move(x + 1, y)
     assert tab.run(said) == "", "the mark has moved away from under the pointer, which has moved since"
 
@@ -166,7 +166,7 @@ def test_a_run_opens_from_the_table_and_shows_its_evidence(show: Show, page: Pat
     assert tab.run("document.querySelectorAll('details.run h4').length") == 0, "a closed run costs nothing"
     tab.run("[...document.querySelectorAll('#goodput tbody a')].find((a) => a.offsetParent && a.textContent.includes('invalid')).focus()")
     tab.press("Enter")
-    tab.settle()
+    tab.await_two_frames()
     opened = tab.run("document.querySelector('details.run[open]').innerText")
     assert "same-trajectory" in opened and "losses of 60 steps" in opened and "Attempts" in opened
     assert tab.run("document.querySelector('details.run[open] svg.timeline').getBoundingClientRect().width") > 500
@@ -244,7 +244,7 @@ def test_many_runs_are_a_picture_first_and_what_broke_is_listed(show: Show, many
     ]
     assert tab.run(LISTED_RUNS) == ["cifar100-r50-late-ovl-s4"]
     tab.run("document.querySelector('.cell.tone-good').click()")
-    tab.settle()
+    tab.await_two_frames()
     assert tab.run("document.querySelector('details.run[open]').dataset.name") == "cifar10-r18-base-clean-s1"
     filtered = show(many, "q=ovl")
     assert len(filtered.run(LISTED_RUNS)) == 8, "what is filtered is not hidden in a fold"

@@ -155,17 +155,17 @@ class RunBuilder:
         worker = Worker(self, number, step, armed)
         self.order(AttemptSpec(number, worker.ranks, step, resumed, seen, pending, worker.until, restored_digests=self.states), launched)
         self.store.claim(number)
-        blow, last = worker.live()
+        fault, last = worker.live()
         ended = self.tick(0.2)
-        victim, stopped = blow.rank if blow else None, self.stops.get(number) == last
-        exit_code, signal = (None, 15) if stopped else (0, None) if blow is None else (137, None) if blow.kind == "exit" else (None, 9)
+        victim, stopped = fault.rank if fault else None, self.stops.get(number) == last
+        exit_code, signal = (None, 15) if stopped else (0, None) if fault is None else (137, None) if fault.kind == "exit" else (None, 9)
         return Attempt(
             attempt=number,
             world_size=worker.ranks,
             exit_code=exit_code,
             signal=signal,
             rank=victim,
-            outcome="died" if blow else "resized" if worker.until else "stopped" if stopped else "completed",
+            outcome="died" if fault else "resized" if worker.until else "stopped" if stopped else "completed",
             resumed_from_step=step,
             resumed_from=resumed,
             rejected=rejected,
@@ -238,24 +238,24 @@ class Worker:
         self.measured: dict[str, float] = {}
 
     def live(self) -> tuple[InjectedFault | None, int]:
-        """Work until the target or the blow; gives the blow and the last step."""
+        """Work until the target or the fault; gives the fault and the last step."""
         self.run.tick(0.3)
         for category, seconds in (("import", 0.5), ("rendezvous", 0.1), ("load", 0.2)):
             self.spend(category, seconds, 0)
         if self.run.states and self.step:
             self.restored()
-        blow = None
-        while self.step < (self.until or self.end) and blow is None:
+        fault = None
+        while self.step < (self.until or self.end) and fault is None:
             self.one_step()
             if evaluation_due(self.run.config, self.step):
                 self.evaluate()
             if self.run.config.checkpoint.strategy != "none" and (self.step % self.run.config.checkpoint.every == 0 or self.step == self.until):
                 self.checkpoint()
-            blow = self.strike()
-        if blow is None and self.until is None and self.step in targets(self.run.config):
+            fault = self.strike()
+        if fault is None and self.until is None and self.step in targets(self.run.config):
             self.finish()
         self.close()
-        return blow, self.step
+        return fault, self.step
 
     def close(self) -> None:
         for journal in (*self.journals, *self.spans.values(), self.checkpoints):

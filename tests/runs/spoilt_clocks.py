@@ -114,7 +114,7 @@ def order(number: int, **changes: Any) -> Spoil:
 
 
 def clock_ends_early(run: RunLayout, at: float) -> None:
-    """Two witnesses of the wall and of the monotonic clock are changed alike: the goodput rises."""
+    """Two records of the wall and of the monotonic clock are changed alike: the goodput rises."""
     final(at=at, time=at + WALL)(run)
 
 

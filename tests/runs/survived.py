@@ -75,7 +75,7 @@ class SurvivedBuilder(RunBuilder):
         if before is not None and not goes_on:
             resumed, _ = self.choose(number)
         left = [r for r in range(before.world_size) if fate and r not in fate.lost] if before else []
-        origins, joined = crew(left, fate, before.world_size) if fate and before and not fate.all_anew else ((), ())
+        origins, joined = origins_and_joined(left, fate, before.world_size) if fate and before and not fate.all_anew else ((), ())
         self.size = len(origins) or self.config.world_size
         step = before.last_step or 0 if goes_on and before else int(resumed.path[-8:]) if resumed else 0
         self.lossy_steps = [each for each in self.lossy_steps if each <= step]
@@ -114,7 +114,7 @@ class SurvivedBuilder(RunBuilder):
         )
 
 
-def crew(left: list[int], fate: Death, before: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def origins_and_joined(left: list[int], fate: Death, before: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(origins, joined): spares in the places of the dead as far as they go, survivors in order."""
     taken = set(sorted(fate.lost)[: fate.spares])
     origins = tuple(rank for rank in range(before) if rank in left or rank in taken)
@@ -188,8 +188,8 @@ class LiveWorker(Worker):
         self.begun = self.run.now
         self.spend("compute", 0.01, fate.step)
         now = self.run.now
-        blow = InjectedFault(entry.index, entry.kind, entry.rank, entry.global_step, self.number, now, now + WALL, at_step=fate.step)
-        assert claim(self.run.layout, blow)
+        fault = InjectedFault(entry.index, entry.kind, entry.rank, entry.global_step, self.number, now, now + WALL, at_step=fate.step)
+        assert claim(self.run.layout, fault)
         self.run.fired.add(entry.index)
 
     def step_of(self, ranks: list[int]) -> None:

@@ -174,8 +174,8 @@ def test_draining_reads_out_connections_that_were_closed_and_refuses_what_they_l
         assert told == ["parameters.w was changed outside of the optimizer's step while it was copied"] * 2
         assert left.socket not in {key.fileobj for key in writer._selector.get_map().values()}
         client.unconfirmed = [told.append]
-        client.settle(UNCONFIRMED)
-        client.settle(UNCONFIRMED)
+        client.resolve_unconfirmed(UNCONFIRMED)
+        client.resolve_unconfirmed(UNCONFIRMED)
         assert told[2:] == [UNCONFIRMED], "each save is settled once"
         while not writer._jobs.empty():
             writer._jobs.get()()

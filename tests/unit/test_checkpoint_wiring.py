@@ -529,7 +529,7 @@ def test_why_nothing_is_deferred_is_on_the_line_where_something_could_be(monkeyp
         submitted=lambda step, nbytes, inflight, deferred_bytes=0, reason="": said.append((step, nbytes, inflight, reason)),
     )
     strategy._context = cast("Any", context)
-    strategy._deferral = cast("Any", SimpleNamespace(settle=lambda: None) if deferred else None)
+    strategy._deferral = cast("Any", SimpleNamespace(confirm_copy=lambda: None) if deferred else None)
 
     def ready(gathered: object) -> None:
         raise WriterGone("there is no background writer")

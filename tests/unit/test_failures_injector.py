@@ -92,7 +92,7 @@ def test_of_two_processes_that_strike_at_once_one_dies(tmp_path: Path) -> None:
     assert sorted(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children) == [-9, 0]
 
 
-def test_the_claim_says_what_struck_and_is_there_before_the_blow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_claim_says_what_struck_and_is_there_before_the_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = RunLayout(tmp_path)
     claims = []
     monkeypatch.setattr(Kill, "inject", lambda kind, context: claims.append(read_fired(layout)))
@@ -119,7 +119,7 @@ def test_a_flush_that_fails_leaves_the_entry_for_the_next_attempt(tmp_path: Path
     assert fired_indices(layout) == frozenset()
 
 
-def test_a_claim_cut_off_by_its_own_blow_still_counts(tmp_path: Path) -> None:
+def test_a_claim_cut_off_by_its_own_fault_still_counts(tmp_path: Path) -> None:
     layout = RunLayout(tmp_path)
     layout.fired.mkdir()
     layout.fired_entry(4).write_bytes(b'{"index": 4, "ki')
@@ -127,7 +127,7 @@ def test_a_claim_cut_off_by_its_own_blow_still_counts(tmp_path: Path) -> None:
     assert read_fired(layout) == ()
 
 
-def test_the_folder_of_claims_is_durable_before_the_first_blow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_claims_is_durable_before_the_first_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr("ecrl_cli.failures.fault_log.sync_directory", synced.append)
     layout = RunLayout(tmp_path)

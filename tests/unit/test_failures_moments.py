@@ -29,7 +29,7 @@ ORDER = AttemptSpec(attempt=1, world_size=2, resume_step=20, resume_from=None, m
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What a kill finds where it strikes, instead of its blow."""
+    """What a kill finds where it strikes, instead of its injected fault."""
     found: list[Any] = []
     monkeypatch.setattr(Kill, "inject", lambda kind, context: found.append(look[0]()))
     look[0] = lambda: None

@@ -129,7 +129,7 @@ def life(number: int, start: float, steps: range, **more: object) -> AttemptReco
 
 
 def test_every_second_has_one_account() -> None:
-    """Session at 0, launch at 1, first span at 2, steps 1 to 3, the blow at 5.1; noticed at 6, launched at 6.5, born at 7.5."""
+    """Session at 0, launch at 1, first span at 2, steps 1 to 3, the failure at 5.1; noticed at 6, launched at 6.5, born at 7.5."""
     run = records(
         [attempt(0, outcome="died", launched_at=1.0, ended_at=6.0), attempt(1, 1, "a", outcome="completed", launched_at=6.5, ended_at=14.0)],
         [life(0, 2.0, range(1, 4), commits=((1, "a"),)), life(1, 7.5, range(2, 5), final=final(10.6))],
@@ -161,7 +161,7 @@ def test_warming_up_on_a_step_that_is_done_again_is_replay_alone() -> None:
     )
 
 
-def test_what_a_survivor_did_after_the_blow_is_detection() -> None:
+def test_what_a_survivor_did_after_the_failure_is_detection() -> None:
     run = records(
         [attempt(0, outcome="died", launched_at=0.0, ended_at=5.0)],
         [life(0, 0.0, range(1, 4))],
@@ -172,7 +172,7 @@ def test_what_a_survivor_did_after_the_blow_is_detection() -> None:
     assert timeline(run).seconds["compute"] == pytest.approx(1.0)
 
 
-def test_a_blow_before_rank_0_began_to_work_is_detected_from_then_on() -> None:
+def test_a_failure_before_rank_0_began_to_work_is_detected_from_then_on() -> None:
     """Attempt 1 has processes that were there before; at 7.2 one of them dies, and at 7.5 rank 0 begins."""
     run = records(
         [
@@ -188,7 +188,7 @@ def test_a_blow_before_rank_0_began_to_work_is_detected_from_then_on() -> None:
     assert account.seconds["detect"] == pytest.approx(0.9 + 0.5 + 0.7 + 1.8)
 
 
-def test_a_failure_that_ended_nothing_is_no_blow() -> None:
+def test_a_failure_that_ended_nothing_counts_as_none() -> None:
     """Rank 0 is slow from 1.0 on and does three steps more; what then kills it was not planned."""
     alive = life(0, 0.0, range(1, 4))
     struck = dataclasses.replace(alive, ranks={0: lines(*(line(step, 0, at=0.1 + step) for step in range(1, 4)))})

@@ -80,7 +80,7 @@ def test_who_stays_is_neither_launched_nor_imports(recorded: Path, name: str, la
     assert again["rendezvous"] > 0 and again["load"] > 0 and again["detect"] > 0
 
 
-def test_a_step_that_was_given_up_is_detection_from_the_blow_on(recorded: Path) -> None:
+def test_a_step_that_was_given_up_is_detection_from_the_failure_on(recorded: Path) -> None:
     """Rank 0 waits 0.05 s in a step that comes to nothing, then 0.2 s for the end of the attempt and 0.01 s for the next one."""
     records = run(recorded, "rollback")
     assert phases(records, timeline(records))[1]["detect"] == pytest.approx(0.26)
@@ -94,7 +94,7 @@ def test_a_step_that_is_finished_without_the_dead_is_work(recorded: Path) -> Non
 
 
 def test_metrics_say_what_a_recovery_cost(recorded: Path) -> None:
-    """From the blow to the first new step: 0.05 s in vain, 0.21 s until all had gone on, 0.3 s to meet and to load."""
+    """From the failure to the first new step: 0.05 s in vain, 0.21 s until all had gone on, 0.3 s to meet and to load."""
     first, second = metrics(recorded, "rollback")["recoveries"]
     assert first["seconds"] == pytest.approx(0.56) and (first["way"], first["given_up_steps"], first["joined"]) == ("survivors", 1, 1)
     assert second["given_up_steps"] == 0 and second["ranks"] == [2, 2]

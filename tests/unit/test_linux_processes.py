@@ -70,7 +70,7 @@ def test_a_sweep_takes_the_runs_processes_and_nobody_elses(tmp_path: Path) -> No
         child.wait()
 
 
-def test_a_mortal_child_goes_with_its_parent() -> None:
+def test_a_child_with_a_parent_death_signal_goes_with_its_parent() -> None:
     code = (
         "import subprocess, sys; from ecrl_cli.linux.pdeathsig import with_pdeathsig;"
         f"child = subprocess.Popen(with_pdeathsig({WAIT!r})); print(child.pid, flush=True); child.wait()"
@@ -86,7 +86,7 @@ def test_a_mortal_child_goes_with_its_parent() -> None:
     os.close(pidfd)
 
 
-def test_a_mortal_child_whose_parent_has_gone_before_does_not_start() -> None:
+def test_a_child_with_a_parent_death_signal_whose_parent_has_gone_before_does_not_start() -> None:
     command = with_pdeathsig([sys.executable, "-c", "print('started')"])
     command[4] = "1"  # as if process 1, which is not our parent, had started it
     result = subprocess.run(command, capture_output=True, check=False)

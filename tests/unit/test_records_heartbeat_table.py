@@ -70,14 +70,14 @@ import os, sys
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.training.control_client import HeartbeatWriter
 rank, out, back = (int(word) for word in sys.argv[2:])
-pulse, step = HeartbeatWriter(HeartbeatTable(int(sys.argv[1])), rank), 0
+heartbeat, step = HeartbeatWriter(HeartbeatTable(int(sys.argv[1])), rank), 0
 while True:
     step += 1
-    pulse.step(step)
+    heartbeat.step(step)
     os.write(out, b"g")  # the exchange of gradients: whoever has its peer's has seen what the peer saw before
     os.read(back, 1)
-    pulse.phase("logging")
-    if pulse.stop_behind(step) == step:
+    heartbeat.phase("logging")
+    if heartbeat.stop_behind(step) == step:
         break
 print(step)
 """
@@ -107,32 +107,32 @@ def test_two_processes_in_lockstep_stop_behind_the_same_step_whenever_the_word_c
 def test_own_seconds_leave_out_what_a_rank_waited_for(board: HeartbeatTable, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("ecrl_cli.training.control_client.monotonic", lambda: now[0])
-    pulse = HeartbeatWriter(board, 0)
+    heartbeat = HeartbeatWriter(board, 0)
 
     def passes(seconds: float) -> None:
         now[0] += seconds
 
-    pulse.step(1)
+    heartbeat.step(1)
     passes(2.0)
-    pulse.wait()
+    heartbeat.wait()
     passes(50.0)  # rank 0's buffers
-    pulse.work()
+    heartbeat.work()
     passes(3.0)
-    pulse.phase("backward")
+    heartbeat.phase("backward")
     passes(70.0)  # the others' gradients
-    pulse.phase("update")
+    heartbeat.phase("update")
     assert board.read(0).own_s == 5.0
-    pulse.step(2)
+    heartbeat.step(2)
     passes(1.0)
-    pulse.phase("backward")
+    heartbeat.phase("backward")
     assert board.read(0).own_s == 1.0
 
 
 def test_a_rank_that_nobody_watches_beats_into_nothing() -> None:
-    pulse = HeartbeatWriter(None, 0)
-    pulse.step(1)
-    pulse.again()
-    assert pulse.stop_behind(1) is None
+    heartbeat = HeartbeatWriter(None, 0)
+    heartbeat.step(1)
+    heartbeat.again()
+    assert heartbeat.stop_behind(1) is None
 
 
 def test_what_a_rank_keeps_outlives_it_for_its_last_two_steps_and_a_new_attempt(board: HeartbeatTable) -> None:

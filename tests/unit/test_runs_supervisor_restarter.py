@@ -40,11 +40,11 @@ PLAN = config("supervisor@9", "term@19", "readonly@29", "kill@39")
 
 
 def kept(root: Path, monkeypatch: pytest.MonkeyPatch, *endings: dict[str, Any], status: str = "completed") -> tuple[SupervisorRecord, list[str]]:
-    monkeypatch.setattr(supervisor_restarter, "KEPT", "tests.contract.standin_kept")
+    monkeypatch.setattr(supervisor_restarter, "MODULE", "tests.contract.standin_kept")
     layout, said = RunLayout(root), list[str]()
     (root / "supervisors.json").write_text(json.dumps(endings))
     write_json(layout.supervisor, encode(SupervisorRecord(1, "id", 100, status, 0, (), ())))
-    return supervisor_restarter.keep(plan_run(PLAN, layout.root), said.append), said
+    return supervisor_restarter.supervise_with_restarts(plan_run(PLAN, layout.root), said.append), said
 
 
 def supervisors_started(root: Path) -> int:

@@ -22,7 +22,7 @@ from ecrl_cli.config.studies import Corruption
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.studies.corruption import byte_faults, mutants, published, recovery, stock_loaders, structural
 from ecrl_cli.studies.corruption.content import image_of, store_in, training_specs
-from ecrl_cli.studies.corruption.in_memory import look_at
+from ecrl_cli.studies.corruption.in_memory import verify_files
 from ecrl_cli.studies.corruption.published import seen_by
 from ecrl_cli.studies.corruption.study import STUDY
 from ecrl_cli.studies.frame.checkpointers import lacking
@@ -156,8 +156,8 @@ def test_memory_and_disk_answer_alike(tmp_path: Path, whole: dict[str, bytes]) -
         for name, data in damaged.items():
             published.overwrite(path / name, data)
         report = verify_checkpoint(path, GUARD)
-        look = look_at({f"{path.name}/{name}": data for name, data in damaged.items()}, path.name)
-        assert (look.layer, look.reason.split(" at ")[0], look.untyped) == (report.layer, report.reason.split(" at ")[0], "")
+        verdict = verify_files({f"{path.name}/{name}": data for name, data in damaged.items()}, path.name)
+        assert (verdict.layer, verdict.reason.split(" at ")[0], verdict.untyped) == (report.layer, report.reason.split(" at ")[0], "")
 
 
 # --- what each mechanism sees by itself

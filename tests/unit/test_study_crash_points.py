@@ -23,12 +23,12 @@ from ecrl_cli.studies.crash_points.crash_server import memory_there
 from ecrl_cli.studies.crash_points.crash_targets import AFTER_MODEL, NONE, PUBLISHED, Save, survivor
 from ecrl_cli.studies.crash_points.store_fixture import History, expected_of, leak_check, recover
 from ecrl_cli.studies.crash_points.study import STUDY
-from ecrl_cli.studies.crash_points.trial import UNSEEN, Bench, search
+from ecrl_cli.studies.crash_points.trial import UNSEEN, CrashRig, search
 from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.store_fixture import Payload, store_config
 from ecrl_cli.studies.frame.study import PreparedStudy, Record, Results, StudyContext, Trial
-from ecrl_cli.studies.mutants.registry import PLANTED
-from ecrl_cli.studies.mutants.store import PlantedStore, blind_at
+from ecrl_cli.studies.mutants.registry import STORE_MUTANTS
+from ecrl_cli.studies.mutants.store import MutantStore, blind_at
 
 SMALL = CrashPoints(modes=("unsafe", "atomic_dirsync"), layouts=("group",), strategies=("blocking",), trials=2, fewer=1, kills=2, planted=False)
 PAYLOAD = Payload(1, 16_384, 8_192)
@@ -43,9 +43,9 @@ def study_of(keys: CrashPoints, scratch: Path, seed: int = 7) -> PreparedStudy:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashRig]:
     where = "memory" if memory_there() else str(tmp_path_factory.mktemp("bench"))
-    with closing(Bench(where, PAYLOAD)) as made:
+    with closing(CrashRig(where, PAYLOAD)) as made:
         yield made
 
 
@@ -142,34 +142,34 @@ def test_an_integrity_check_that_lets_a_changed_byte_pass_is_not_believed(tmp_pa
     name = "step_00000020" + (".safetensors" if layout == "single" else f"/{MODEL}")
     data = (run.checkpoints / name).read_bytes()
     (run.checkpoints / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with closing(PlantedStore(run.checkpoints, store_config("atomic_dirsync"))) as store:
+    with closing(MutantStore(run.checkpoints, store_config("atomic_dirsync"))) as store:
         assert recover(run, store, lambda step: expected_of(PAYLOAD, layout, step)).outcome == "lost_ack", "the sound integrity check passes over it"
-        store.look = blind_at("hash")
+        store.verifier = blind_at("hash")
         assert recover(run, store, lambda step: expected_of(PAYLOAD, layout, step)).outcome == "silent_wrong"
 
 
-def test_a_kill_that_comes_when_all_is_saved_hits_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_that_comes_when_all_is_saved_hits_nothing(rig: CrashRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ecrl_cli.studies.crash_points.trial.BACK_TO_BACK", 1)
-    assert not bench.kill(Save("unsafe", "group"), 0.001)["hit"]
+    assert not rig.kill(Save("unsafe", "group"), 0.001)["hit"]
 
 
-def test_a_killer_that_was_late_itself_tries_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    kill, waited = bench._killer.kill, [0.5, 0.001]
+def test_a_killer_that_was_late_itself_tries_again(rig: CrashRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    kill, waited = rig._killer.kill, [0.5, 0.001]
 
     def late(do: str, run: RunLayout, save: Save, **values: float) -> dict[str, Any]:
         return kill(do, run, save, after_s=waited.pop(0))
 
-    monkeypatch.setattr(bench._killer, "kill", late)
-    assert bench.kill(Save("unsafe", "group"), 0.001)["hit"] and not waited
+    monkeypatch.setattr(rig._killer, "kill", late)
+    assert rig.kill(Save("unsafe", "group"), 0.001)["hit"] and not waited
 
 
 @pytest.mark.parametrize("bug", ["ack_before_rename", "janitor_sweeps_old", "overwrite_in_place", "stage_reused", "guard_skips_commit"])
-def test_a_bug_that_a_kill_can_show_is_found(bench: Bench, bug: str) -> None:
-    assert search(bench, bug)["found"]
+def test_a_bug_that_a_kill_can_show_is_found(rig: CrashRig, bug: str) -> None:
+    assert search(rig, bug)["found"]
 
 
 def test_what_a_kill_cannot_show_is_named_and_exists() -> None:
-    assert set(UNSEEN) <= {planted.name for planted in PLANTED} | {planted.kind for planted in PLANTED}
+    assert set(UNSEEN) <= {planted.name for planted in STORE_MUTANTS} | {planted.kind for planted in STORE_MUTANTS}
 
 
 def test_the_plan_has_the_published_counts_and_every_point_of_every_arm(tmp_path: Path) -> None:
@@ -191,28 +191,28 @@ def test_the_plan_has_the_published_counts_and_every_point_of_every_arm(tmp_path
     assert sum(trial.facts["kind"] == "kill" for trial in plan) == 3 * 3
 
 
-def test_survivors_are_the_new_one_from_the_moment_on_which_it_counts(bench: Bench) -> None:
+def test_survivors_are_the_new_one_from_the_moment_on_which_it_counts(rig: CrashRig) -> None:
     for mode, counts in (("unsafe", "after_commit"), ("atomic_nodirsync", "after_rename"), ("atomic_dirsync", "after_rename")):
-        points, _ = bench.visited(Save(mode, "group"))
+        points, _ = rig.visited(Save(mode, "group"))
         due = [survivor(mode, point, points) for point in points]
         assert due == ["previous"] * points.index(counts) + ["new"] * (len(points) - points.index(counts))
 
 
-def test_a_point_that_is_never_reached_is_not_counted_as_hit(bench: Bench) -> None:
-    found = bench.crash(Save("unsafe", "group", point="before_rename"), "blocking")
+def test_a_point_that_is_never_reached_is_not_counted_as_hit(rig: CrashRig) -> None:
+    found = rig.crash(Save("unsafe", "group", point="before_rename"), "blocking")
     assert not found["hit"] and found["outcome"] == "new"
 
 
-def test_a_writer_that_hangs_is_on_record_as_such(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_hangs_is_on_record_as_such(rig: CrashRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The alarm ended it."""
-    ask = bench._killer.ask
-    monkeypatch.setattr(bench._killer, "ask", lambda *rest, **more: ask(*rest, **more) | {"signal": signal.SIGALRM})
-    assert bench.crash(Save("unsafe", "group"), "blocking")["outcome"] == "hung"
+    ask = rig._killer.ask
+    monkeypatch.setattr(rig._killer, "ask", lambda *rest, **more: ask(*rest, **more) | {"signal": signal.SIGALRM})
+    assert rig.crash(Save("unsafe", "group"), "blocking")["outcome"] == "hung"
 
 
-def test_a_trial_that_breaks_down_is_a_defect_and_no_outcome(bench: Bench) -> None:
+def test_a_trial_that_breaks_down_is_a_defect_and_no_outcome(rig: CrashRig) -> None:
     with pytest.raises(RuntimeError, match="ended with 1"):
-        bench.crash(Save("no_such_mode", "group"), "blocking")
+        rig.crash(Save("no_such_mode", "group"), "blocking")
 
 
 def test_kills_fall_where_the_seed_says(tmp_path: Path) -> None:
@@ -261,9 +261,9 @@ def test_the_state_of_the_files_in_the_published_words(tmp_path: Path, said: str
 def test_the_folder_in_memory_goes_when_the_study_and_its_group_are_killed(tmp_path: Path, number: int) -> None:
     code = (
         "import os, signal\n"
-        "from ecrl_cli.studies.crash_points.trial import Bench\n"
+        "from ecrl_cli.studies.crash_points.trial import CrashRig\n"
         "from ecrl_cli.studies.crash_points.store_fixture import Payload\n"
-        "killer = Bench('memory', Payload(1, 4096, 4096))._killer\n"
+        "killer = CrashRig('memory', Payload(1, 4096, 4096))._killer\n"
         "print(killer.folder, killer.process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGSTOP)\n"
     )

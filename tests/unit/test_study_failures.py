@@ -123,9 +123,9 @@ def test_a_trial_can_be_run_again_by_what_is_printed() -> None:
 
 
 def test_the_command_of_the_run_alone_makes_the_same_run() -> None:
-    course = ElasticRunSpec("vit", "overlapped", 4, ((0, 2), (6, 1)))
+    spec = ElasticRunSpec("vit", "overlapped", 4, ((0, 2), (6, 1)))
     other = FailureRunSpec("small_cnn", 3, "overlapped", "atomic_nodirsync", "single")
-    for setup, entries in ((PLAIN, KILLS), (other, ("writer@5%before_rename",)), (course, ("kill@7:0",))):
+    for setup, entries in ((PLAIN, KILLS), (other, ("writer@5%before_rename",)), (spec, ("kill@7:0",))):
         typed = training_study.typed(setup.keys(entries)).removeprefix("ecrl train ")
         line = f"{sys.executable} -m ecrl_cli.cli.main train {typed} --cfg job --json"
         done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
@@ -139,8 +139,8 @@ def test_runs_under_failures_and_over_changing_sizes_come_out_valid(tmp_path: Pa
     try:
         run = bench.play(PLAIN.keys(KILLS), PLAIN.reference)
         assert (run.outcome, run.code, run.fired, run.attempts) == ("valid", 0, [["kill", "backward"], ["kill", "load"]], 3), run
-        course = ElasticRunSpec("small_cnn", "overlapped", 4, ((0, 2), (6, 1), (10, 3)))
-        resized = bench.play(course.keys(("kill@8.backward/0.5:0",)), course.reference)
+        spec = ElasticRunSpec("small_cnn", "overlapped", 4, ((0, 2), (6, 1), (10, 3)))
+        resized = bench.play(spec.keys(("kill@8.backward/0.5:0",)), spec.reference)
         assert (resized.outcome, resized.resized, resized.attempts) == ("valid", 2, 4), resized
     finally:
         bench.close()

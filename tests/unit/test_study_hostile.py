@@ -26,14 +26,14 @@ from ecrl_cli.studies.hostile import audit, inputs, readers
 from ecrl_cli.studies.hostile.inputs import all_inputs
 from ecrl_cli.studies.hostile.pickles import payloads
 from ecrl_cli.studies.hostile.readers import isolated
-from ecrl_cli.studies.hostile.store_fixture import FILE_TYPES, GUARD, RunFixture, Stage
+from ecrl_cli.studies.hostile.store_fixture import FILE_TYPES, GUARD, FixtureTemplate, RunFixture
 from ecrl_cli.studies.hostile.study import GROWTH, STUDY
 from ecrl_cli.supervision.run_lock import run_lock
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path / "stage", 1)
+def template(tmp_path: Path) -> FixtureTemplate:
+    return FixtureTemplate(tmp_path / "stage", 1)
 
 
 def test_there_are_enough_inputs_and_every_group_of_the_list_is_there() -> None:
@@ -43,8 +43,8 @@ def test_there_are_enough_inputs_and_every_group_of_the_list_is_there() -> None:
     assert {"records of a run", "records of a sweep", "lock", "lease", "command line", "--config-dir"} <= groups
 
 
-def test_the_scene_is_good_before_the_adversary_comes(stage: Stage) -> None:
-    with stage.fixture() as fixture:
+def test_the_scene_is_good_before_the_adversary_comes(template: FixtureTemplate) -> None:
+    with template.fixture() as fixture:
         assert verify_checkpoint(fixture.group, GUARD).ok and verify_checkpoint(fixture.single, GUARD).ok
         assert readers.read_input(replace(all_inputs()["pointers/latest_ok leads out"], act=lambda fixture: None), fixture).by == "passed over"
 
@@ -76,19 +76,19 @@ def accepting(fixture: RunFixture) -> None:
     """The adversary does nothing at all."""
 
 
-def test_what_is_not_refused_is_called_taken_for_good(stage: Stage) -> None:
+def test_what_is_not_refused_is_called_taken_for_good(template: FixtureTemplate) -> None:
     for look, refusers in (("guard", ("hash",)), ("guard single", ("hash",)), ("records", ("config.json",)), ("lock", ("StorageError",))):
-        with stage.fixture() as fixture:
+        with template.fixture() as fixture:
             seen = readers.read_input(inputs.MaliciousInput("none", "nothing", look, refusers, accepting), fixture)
         assert seen.outcome == "silent_wrong", look
 
 
-def test_an_error_that_nobody_raised_on_purpose_is_untyped(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_nobody_raised_on_purpose_is_untyped(template: FixtureTemplate, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object) -> None:
         raise KeyError("x")
 
     monkeypatch.setattr(readers, "verify_checkpoint", broken)
-    with stage.fixture() as fixture:
+    with template.fixture() as fixture:
         assert readers.read_input(all_inputs()["COMMIT/empty"], fixture).outcome == "untyped"
 
 
@@ -107,9 +107,9 @@ def test_a_look_that_hangs_or_dies_is_said_to(tmp_path: Path) -> None:
     assert isolated(lambda: {"outcome": "detected"}, 5) == {"outcome": "detected"}
 
 
-def test_memory_that_a_look_takes_is_seen(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_a_look_takes_is_seen(template: FixtureTemplate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "read_input", lambda hostile, fixture: readers.Seen("detected", str(len(bytearray(100 * 2**20)))))
-    with stage.fixture() as fixture:
+    with template.fixture() as fixture:
         found = isolated(lambda: readers.measured(all_inputs()["COMMIT/empty"], fixture), 20)
     assert found["grown"] > GROWTH
 
@@ -143,8 +143,8 @@ def test_the_audit_counts_what_is_touched_outside_during_a_look(line: str, count
 
 
 @pytest.mark.parametrize("kind", FILE_TYPES)
-def test_a_record_is_a_plain_file_of_a_bounded_size(stage: Stage, kind: str) -> None:
-    with stage.fixture() as fixture:
+def test_a_record_is_a_plain_file_of_a_bounded_size(template: FixtureTemplate, kind: str) -> None:
+    with template.fixture() as fixture:
         FILE_TYPES[kind](fixture.layout.failures, fixture)
         if kind == "a hard link out":  # a backup by hard links is still the user's run
             assert read_whole(fixture.layout.failures) == b"{}"
@@ -154,8 +154,8 @@ def test_a_record_is_a_plain_file_of_a_bounded_size(stage: Stage, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a folder", "a link out"])
-def test_a_lock_that_is_no_plain_file_is_refused(stage: Stage, kind: str) -> None:
-    with stage.fixture() as fixture:
+def test_a_lock_that_is_no_plain_file_is_refused(template: FixtureTemplate, kind: str) -> None:
+    with template.fixture() as fixture:
         FILE_TYPES[kind](fixture.root / ".lock", fixture)
         with pytest.raises(StorageError), run_lock(fixture.layout):
             pass

@@ -40,21 +40,21 @@ def records(made: PreparedStudy, trials: list[Trial]) -> list[Record]:
 
 @pytest.mark.parametrize(("layout", "mode", "syncs"), [("group", "atomic_dirsync", 8), ("group", "unsafe", 0), ("single", "atomic_dirsync", 3)])
 def test_every_sync_of_a_save_is_refused_once_and_none_is_acknowledged(layout: str, mode: str, syncs: int) -> None:
-    tally = run_cases("save", StoreSetup(layout, mode), Fault("EIO", 1, scope="sync"), {})
-    assert (tally.cases, tally.errors, tally.successes, tally.violations) == (syncs, syncs, 0, 0)
+    counts = run_cases("save", StoreSetup(layout, mode), Fault("EIO", 1, scope="sync"), {})
+    assert (counts.cases, counts.errors, counts.successes, counts.violations) == (syncs, syncs, 0, 0)
     assert syncs_of_a_save(StoreSetup(layout, mode)) == syncs
 
 
 def test_short_writes_are_taken_up_again_and_the_save_succeeds() -> None:
-    tally = run_cases("save", STRICT, Fault("short write", 1, sticky=True, scope="write"), {})
-    assert (tally.cases, tally.successes, tally.errors, tally.violations) == (12, 12, 0, 0)  # two writes to each of the six files
+    counts = run_cases("save", STRICT, Fault("short write", 1, sticky=True, scope="write"), {})
+    assert (counts.cases, counts.successes, counts.errors, counts.violations) == (12, 12, 0, 0)  # two writes to each of the six files
 
 
 @pytest.mark.parametrize("operation", ["settle", "claim", "set aside"])
 def test_an_operation_that_is_refused_somewhere_breaks_no_promise(operation: str) -> None:
-    tally = run_cases(operation, STRICT, Fault("ENOSPC", 1, sticky=True, scope="change"), {})
-    assert tally.cases >= 1 and tally.violations == 0, tally.first
-    assert tally.cases == tally.errors + tally.successes
+    counts = run_cases(operation, STRICT, Fault("ENOSPC", 1, sticky=True, scope="change"), {})
+    assert counts.cases >= 1 and counts.violations == 0, counts.first
+    assert counts.cases == counts.errors + counts.successes
 
 
 def test_all_planted_bugs_are_found(tmp_path: Path) -> None:
@@ -67,8 +67,8 @@ def test_all_planted_bugs_are_found(tmp_path: Path) -> None:
 def test_what_is_not_planted_is_not_found() -> None:
     """The same cases without a bug: else a study that always shouts would find everything."""
     for scope, kind in (("write", "ENOSPC"), ("close", "EIO"), ("write", "EINTR")):
-        tally = run_cases("save", STRICT, Fault(kind, 1, sticky=True, scope=scope), {}, lambda fs: fs)
-        assert tally.cases and tally.violations == 0, tally.first
+        counts = run_cases("save", STRICT, Fault(kind, 1, sticky=True, scope=scope), {}, lambda fs: fs)
+        assert counts.cases and counts.violations == 0, counts.first
 
 
 def test_a_trial_runs_again_by_its_key(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from ecrl_cli.studies.training.live_invariants import AttemptHistory, FaultEffec
 from ecrl_cli.studies.training.live_oracle import can_tell, foretold
 from tests.unit.test_study_failures import failed
 
-COURSE = LiveRunSpec("lossy_forward", 3, 0, "none", 0.0)
+RUN_SPEC = LiveRunSpec("lossy_forward", 3, 0, "none", 0.0)
 
 
 def findings(config: LiveRecovery, found: list[Record]) -> Findings:
@@ -51,29 +51,29 @@ def test_the_matrix_crosses_recoveries_ranks_and_who_dies_and_everything_can_str
     assert {len(trial.facts["entries"]) for trial in trials} >= {1, 2, 3, 4}
     assert {entry.what for entry in entries} == {"kill", "exit", "raise", "backward", "writer"} and any(entry.who == "all" for entry in entries)
     for trial in trials[:60]:
-        course, typed = of_facts(trial.facts)
-        config = build(course.keys(typed))
-        assert len(plan(config)) == len(typed) and config.recovery.name == course.recovery and config.target_steps == TARGET
-        assert reference_id(config) == reference_id(build(course.reference))
+        spec, typed = of_facts(trial.facts)
+        config = build(spec.keys(typed))
+        assert len(plan(config)) == len(typed) and config.recovery.name == spec.recovery and config.target_steps == TARGET
+        assert reference_id(config) == reference_id(build(spec.reference))
     assert [trial.facts for trial in study_of(tmp_path, trials=150, planted=False).plan()] == [trial.facts for trial in trials]
 
 
 def test_only_ranks_that_are_surely_there_are_struck(tmp_path: Path) -> None:
-    assert [present(replace(COURSE, spares=spares), ("kill@2:0", "kill@5:0+1")) for spares in (0, 1, 2, 3)] == [3, 1, 2, 3], "all dead: all anew"
-    assert present(replace(COURSE, recovery="immediate_rollback", spares=1), ("kill@2:0", "kill@4:0")) == 3
+    assert [present(replace(RUN_SPEC, spares=spares), ("kill@2:0", "kill@5:0+1")) for spares in (0, 1, 2, 3)] == [3, 1, 2, 3], "all dead: all anew"
+    assert present(replace(RUN_SPEC, recovery="immediate_rollback", spares=1), ("kill@2:0", "kill@4:0")) == 3
     for trial in study_of(tmp_path, trials=150, planted=False).plan():
-        course, typed = of_facts(trial.facts)
+        spec, typed = of_facts(trial.facts)
         for number, entry in enumerate(map(parse, typed)):
             before = tuple(each for each in typed[:number] if parse(each).step < entry.step or entry.moment in ("load", "rendezvous"))
-            assert entry.who == "all" or max(entry.who or (0,)) < present(course, before), (course, typed)
+            assert entry.who == "all" or max(entry.who or (0,)) < present(spec, before), (spec, typed)
 
 
 def test_the_command_of_the_run_alone_makes_the_same_run() -> None:
-    course, entries = LiveRunSpec("immediate_rollback", 3, 2, "overlapped", 0.2), ("kill@5.backward/0.4:0+2",)
-    words = f"{sys.executable} -m ecrl_cli.cli.main train {training_study.typed(course.keys(entries)).removeprefix('ecrl train ')} --cfg job --json"
+    spec, entries = LiveRunSpec("immediate_rollback", 3, 2, "overlapped", 0.2), ("kill@5.backward/0.4:0+2",)
+    words = f"{sys.executable} -m ecrl_cli.cli.main train {training_study.typed(spec.keys(entries)).removeprefix('ecrl train ')} --cfg job --json"
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert list(json.loads(done.stdout)) == [run_name(build(course.keys(entries)))], "whose end is of the run's id"
+    assert list(json.loads(done.stdout)) == [run_name(build(spec.keys(entries)))], "whose end is of the run's id"
 
 
 def line(rank: int, step: int, attempt: int, digest: str, world_size: int = 3) -> RankLine:
@@ -82,7 +82,7 @@ def line(rank: int, step: int, attempt: int, digest: str, world_size: int = 3) -
 
 def history() -> RunHistory:
     """Of three ranks rank 1 is killed in the backward pass of step 2, behind the first of two buckets; the others finish it and do step 3."""
-    config = build(COURSE.keys(("kill@2.backward/0.5:1",)))
+    config = build(RUN_SPEC.keys(("kill@2.backward/0.5:1",)))
     planned = PlannedFailure(0, "kill", 1, 2, "backward", share=0.5)
     fault = FaultEffect(planned, InjectedFault(0, "kill", 1, 2, 0, 0.0, 0.0, 2), frozenset((1,)))
     redone = (RedoneStep(2, 1, 2, (1,), (0, 2), 0.0),)
@@ -189,7 +189,7 @@ def test_who_dies_in_backward_cannot_have_contributed_whatever_is_said() -> None
 
 def test_where_two_ranks_end_is_foretold_and_depends_on_who_contributed() -> None:
     told = history()
-    config = build(replace(COURSE, world_size=2, dropout=0.2).keys(("kill@2.backward/0.5:1",)))
+    config = build(replace(RUN_SPEC, world_size=2, dropout=0.2).keys(("kill@2.backward/0.5:1",)))
     before, after = told.attempts
     lines = {0: (line(0, 1, 0, ""), line(0, 2, 0, ""))}
     names = (("11.weight", "11.bias"), ("0.weight",))
@@ -208,7 +208,7 @@ def test_where_two_ranks_end_is_foretold_and_depends_on_who_contributed() -> Non
     assert len(foretold(nobody_says)) == 2, "the buffers are the dead leader's, or the survivor's"
 
 
-FACTS: dict[str, Any] = {"arm": "random", **COURSE.__dict__, "entries": ["kill@5.backward/0.1:0"]}
+FACTS: dict[str, Any] = {"arm": "random", **RUN_SPEC.__dict__, "entries": ["kill@5.backward/0.1:0"]}
 VALID: dict[str, Any] = {"outcome": "valid", "code": 0, "fired": [["kill", "backward"]], "attempts": 2, "resized": 1, "why": "", "seen": ""}
 VALID |= {"went_on": 1, "joined": 0, "redone": 1, "lost": 48}
 RUN = Record("run/0000", FACTS, VALID, 0.5)

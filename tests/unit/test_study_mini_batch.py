@@ -53,9 +53,9 @@ def one_thread() -> Iterator[None]:
 def sim(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SimulatedRun]:
     """A run right before the mini-batch that fails, with a checkpoint from its beginning. With BatchNorm and momentum, and without either."""
     size = SMOKE[request.param]
-    trainee = Trainee(size, SEED)
-    workers = Workers(trainee, samples_of(CONFIG, request.param, size, SEED))
-    made = SimulatedRun(trainee, workers, Checkpoints(tmp_path / "checkpoints", trainee))
+    trainer = Trainee(size, SEED)
+    workers = Workers(trainer, samples_of(CONFIG, request.param, size, SEED))
+    made = SimulatedRun(trainer, workers, Checkpoints(tmp_path / "checkpoints", trainer))
     made.run_to(FAILING - 1)
     yield made
     made.checkpoints.close()

@@ -19,14 +19,14 @@ from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.storage.writing import WriteMode, replace_small, write_new
 from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.study import Record, Results, StudyContext
-from ecrl_cli.studies.mutants.registry import PLANTED, Planted
+from ecrl_cli.studies.mutants.registry import STORE_MUTANTS, StoreMutant
 from ecrl_cli.studies.power_loss import model_findings, model_invariants
 from ecrl_cli.studies.power_loss.model_arm import ModelArm, hunt
 from ecrl_cli.studies.power_loss.model_disk import MODELS, Disk, Forest
 from ecrl_cli.studies.power_loss.model_invariants import Recovered, RecoveryOracle, outcome
 from ecrl_cli.studies.power_loss.model_trial import Limits, ModelTrial
 from ecrl_cli.studies.power_loss.study import STUDY
-from ecrl_cli.studies.power_loss.workloads import ROOT, RUN, WORKLOADS, Bench, played
+from ecrl_cli.studies.power_loss.workloads import ROOT, RUN, WORKLOADS, WorkloadRun, played
 
 NAMES_ONLY = WriteMode(sync_files=False)
 
@@ -90,9 +90,9 @@ def test_a_rename_has_its_whole_effect_or_none() -> None:
 
 def test_each_fault_model_allows_what_the_milder_one_does() -> None:
     for mode in ("unsafe", "atomic_nodirsync", "atomic_dirsync"):
-        bench, forest = played("one", Bench(mode, False, 1)), Forest()
-        disks = [Disk(forest, bench.start, model, 100_000, random.Random(0)) for model in MODELS]
-        for op in bench.fs.log[: 14 if mode == "unsafe" else None]:
+        workload_run, forest = played("one", WorkloadRun(mode, False, 1)), Forest()
+        disks = [Disk(forest, workload_run.start, model, 100_000, random.Random(0)) for model in MODELS]
+        for op in workload_run.fs.log[: 14 if mode == "unsafe" else None]:
             for disk in disks:
                 disk.take(op)
             process, ordered, minimal = (set(disk.states().numbers) for disk in disks)
@@ -133,7 +133,7 @@ def test_a_state_is_of_one_class(found: Recovered, acked: int, begun: int, expec
 
 def cell(workload: str, mode: str, model: str, judge: RecoveryOracle | None = None, states: int = 300) -> ModelTrial:
     made = ModelTrial(
-        played(workload, Bench(mode, False, 1)), model, judge or RecoveryOracle(Forest(), 1, False), Limits(states, 10), random.Random(1)
+        played(workload, WorkloadRun(mode, False, 1)), model, judge or RecoveryOracle(Forest(), 1, False), Limits(states, 10), random.Random(1)
     )
     for _ in made.judged():
         pass
@@ -155,24 +155,24 @@ def test_an_integrity_check_that_raises_or_never_ends_is_seen(monkeypatch: pytes
     def refuses(fs: Fs) -> ResumeChoice:
         raise StorageError("list", "no")
 
-    assert cell("one", "unsafe", "P", RecoveryOracle(Forest(), 1, False, raises)).tally.outcomes["untyped"] > 0
-    assert cell("one", "unsafe", "P", RecoveryOracle(Forest(), 1, False, reads_on)).tally.outcomes["hung"] > 0
-    refused = cell("one", "atomic_dirsync", "P", RecoveryOracle(Forest(), 1, False, recover=refuses)).tally
+    assert cell("one", "unsafe", "P", RecoveryOracle(Forest(), 1, False, raises)).counts.outcomes["untyped"] > 0
+    assert cell("one", "unsafe", "P", RecoveryOracle(Forest(), 1, False, reads_on)).counts.outcomes["hung"] > 0
+    refused = cell("one", "atomic_dirsync", "P", RecoveryOracle(Forest(), 1, False, recover=refuses)).counts
     assert set(refused.outcomes) == {"detected", "lost_all"} and refused.examples, "what was acknowledged does not come back"
 
 
 def test_the_store_with_all_its_syncs_loses_nothing_in_any_state() -> None:
     for workload in ("first", "retention"):
         found = cell(workload, "atomic_dirsync", "X", states=100_000)
-        assert found.tally.exhausted == found.tally.moments and not found.tally.examples
-        assert set(found.tally.outcomes) <= {"new", "previous", "empty_ok"}
+        assert found.counts.exhausted == found.counts.moments and not found.counts.examples
+        assert set(found.counts.outcomes) <= {"new", "previous", "empty_ok"}
 
 
 def test_the_store_without_them_loses_and_is_never_wrong() -> None:
     for mode in ("unsafe", "atomic_nodirsync"):
-        lost = cell("two", mode, "X", states=64).tally.outcomes
+        lost = cell("two", mode, "X", states=64).counts.outcomes
         assert lost["lost_ack"] and lost["lost_all"] and not lost["silent_wrong"]
-        kept = cell("two", mode, "P").tally.outcomes
+        kept = cell("two", mode, "P").counts.outcomes
         assert not kept["lost_ack"] and not kept["lost_all"]
 
 
@@ -182,9 +182,9 @@ def test_recovery_that_is_cut_off_too_makes_nothing_worse() -> None:
 
 
 def test_recovery_that_sweeps_away_what_it_should_return_to_is_seen_to_make_it_worse() -> None:
-    sweeping = next(planted for planted in PLANTED if planted.name == "janitor_sweeps_old")
-    bench = played("two", Bench("unsafe", False, 1, lambda fs, config: sweeping.store(ROOT, config, fs)))
-    swept = ModelTrial(bench, "P", RecoveryOracle(Forest(), 1, False), Limits(64, 50), random.Random(1))
+    sweeping = next(planted for planted in STORE_MUTANTS if planted.name == "janitor_sweeps_old")
+    workload_run = played("two", WorkloadRun("unsafe", False, 1, lambda fs, config: sweeping.store(ROOT, config, fs)))
+    swept = ModelTrial(workload_run, "P", RecoveryOracle(Forest(), 1, False), Limits(64, 50), random.Random(1))
     assert {found for _, found in swept.judged()} <= {"new", "previous", "empty_ok", "detected"}
     found = swept.second()
     assert found["outcomes"]["worse"] > 0 and "recovery from" in found["examples"][0]
@@ -192,9 +192,9 @@ def test_recovery_that_sweeps_away_what_it_should_return_to_is_seen_to_make_it_w
 
 def test_a_recovery_that_loses_is_seen_also_where_the_mode_may_lose() -> None:
     """Under X `unsafe` may lose by the first loss of power; what that has left on the disk, recovery may not."""
-    sweeping = next(planted for planted in PLANTED if planted.name == "janitor_sweeps_old")
-    bench = played("two", Bench("unsafe", False, 1, lambda fs, config: sweeping.store(ROOT, config, fs)))
-    swept = ModelTrial(bench, "X", RecoveryOracle(Forest(), 1, False), Limits(64, 50), random.Random(1))
+    sweeping = next(planted for planted in STORE_MUTANTS if planted.name == "janitor_sweeps_old")
+    workload_run = played("two", WorkloadRun("unsafe", False, 1, lambda fs, config: sweeping.store(ROOT, config, fs)))
+    swept = ModelTrial(workload_run, "X", RecoveryOracle(Forest(), 1, False), Limits(64, 50), random.Random(1))
     for _ in swept.judged():
         pass
     assert swept.second()["outcomes"].get("worse", 0) > 0
@@ -202,7 +202,7 @@ def test_a_recovery_that_loses_is_seen_also_where_the_mode_may_lose() -> None:
 
 def test_a_sample_does_not_hang_on_the_random_marks_in_names() -> None:
     first, again = (cell("pointer", "atomic_nodirsync", "X", states=64) for _ in range(2))
-    assert first.tally == again.tally
+    assert first.counts == again.counts
     assert [first.forest.tree(state) for state, _, _ in first.seen] == [again.forest.tree(state) for state, _, _ in again.seen]
 
 
@@ -215,14 +215,14 @@ def test_a_sample_is_recovered_from_in_real_folders(tmp_path: Path) -> None:
     assert found.in_folders(20, tmp_path)["differing"] > 0
 
 
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
-def test_every_planted_bug_is_found(planted: Planted) -> None:
+@pytest.mark.parametrize("planted", STORE_MUTANTS, ids=lambda planted: planted.name)
+def test_every_planted_bug_is_found(planted: StoreMutant) -> None:
     found = hunt(planted, 1, random.Random(1), 128)
     assert found["found"] and found["state"]
 
 
 def test_a_bug_that_is_none_is_not_found() -> None:
-    sound = replace(PLANTED[0], make_fs=None)
+    sound = replace(STORE_MUTANTS[0], make_fs=None)
     assert not hunt(sound, 1, random.Random(1), 128)["found"]
 
 

@@ -36,8 +36,8 @@ from ecrl_cli.replication.overhead.strategies import (
     FailureScenario,
     Loss,
     Parts,
-    course,
     expected_loss,
+    job_spec,
     typed,
     waiting,
 )
@@ -121,8 +121,8 @@ class Half:
         return np.full(n, 0.0 if self.calls % 2 == 0 and self.calls // 2 in self.fatal else 0.5)
 
 
-def wall_of(course: JobSpec, work: float, *times: float, fatal: Sequence[int] = ()) -> tuple[float, float, float]:
-    found = simulate(course, work, Given(1.0, times=times), Half(fatal), 1)  # type: ignore[arg-type]
+def wall_of(spec: JobSpec, work: float, *times: float, fatal: Sequence[int] = ()) -> tuple[float, float, float]:
+    found = simulate(spec, work, Given(1.0, times=times), Half(fatal), 1)  # type: ignore[arg-type]
     return float(found.wall[0, 0]), float(found.failures[0, 0]), float(found.checkpoints[0, 0])
 
 
@@ -225,19 +225,19 @@ def test_a_failure_is_the_sum_of_its_parts(strategy: str, costs: dict[str, float
     assert BY_NAME[strategy].costs(PARTS, scenario, Loss(40, 0.25)) == pytest.approx(costs)
 
 
-def test_half_an_interval_is_expected_and_jobs_have_the_course_of_their_strategy() -> None:
+def test_half_an_interval_is_expected_and_jobs_have_the_parameters_of_their_strategy() -> None:
     loss = expected_loss(PARTS, 100)
     assert (loss.since + loss.share) * PARTS.mini_batch == 100
     scenario = FailureScenario(8, spare_share=0.25)
-    made = course(BY_NAME["checkpoint_restart, every epoch"], PARTS, scenario, HOUR, 0.0)
+    made = job_spec(BY_NAME["checkpoint_restart, every epoch"], PARTS, scenario, HOUR, 0.0)
     assert made == JobSpec(200, 5, restart=41, fatal=1)
-    assert course(BY_NAME["checkpoint_restart"], PARTS, scenario, HOUR, 0.5) == replace(made, interval=daly(5, HOUR))
-    lossy = course(BY_NAME["lossy_forward"], PARTS, scenario, HOUR, 0.0)
+    assert job_spec(BY_NAME["checkpoint_restart"], PARTS, scenario, HOUR, 0.5) == replace(made, interval=daly(5, HOUR))
+    lossy = job_spec(BY_NAME["lossy_forward"], PARTS, scenario, HOUR, 0.0)
     assert lossy == JobSpec(fatal=0, pause=5.5, debt=0.25 + 5)
-    assert course(BY_NAME["lossy_forward"], PARTS, scenario, HOUR, 0.5) == replace(
+    assert job_spec(BY_NAME["lossy_forward"], PARTS, scenario, HOUR, 0.5) == replace(
         lossy, fatal=0.5, interval=daly(5, 2 * HOUR), checkpoint=5, restart=41
     )
-    memory = course(BY_NAME["in_memory, spares"], PARTS, scenario, HOUR, 0.5)
+    memory = job_spec(BY_NAME["in_memory, spares"], PARTS, scenario, HOUR, 0.5)
     assert (memory.tax, memory.grain, memory.restart) == (0.05, 2, 11)
 
 

@@ -17,34 +17,34 @@ from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies import signals as signals_study
 from ecrl_cli.studies.fake_ranks import supervisor_harness
-from ecrl_cli.studies.fake_ranks.supervisor_harness import Stage
+from ecrl_cli.studies.fake_ranks.supervisor_harness import SupervisorHarness
 from ecrl_cli.studies.frame import limits
 from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial
 from ecrl_cli.studies.hangs import detector_scenarios
 from ecrl_cli.studies.hangs import study as hangs_study
 from ecrl_cli.studies.hangs.cases import CASES, _found_after, _limit
 from ecrl_cli.studies.hangs.study import SIDE_THREAD
-from ecrl_cli.studies.signals import ALONE_PLANT, DEAF_PLANT, EVERY, PHASES, WORDS, acknowledged
+from ecrl_cli.studies.signals import ALONE_MUTANT, DEAF_MUTANT, EVERY, PHASES, WORDS, acknowledged
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SupervisorHarness]:
     """One zygote for all: most of a small study's time is its start."""
-    with closing(Stage(tmp_path_factory.mktemp("stage"))) as made:
+    with closing(SupervisorHarness(tmp_path_factory.mktemp("stage"))) as made:
         yield made
 
 
 @pytest.fixture
-def hangs(stage: Stage, tmp_path: Path) -> PreparedStudy:
+def hangs(harness: SupervisorHarness, tmp_path: Path) -> PreparedStudy:
     context = StudyContext(StudyConfig(Hangs(slow=1)), tmp_path)
-    context._shared[supervisor_harness.stage] = stage
+    context._shared[supervisor_harness.harness_of] = harness
     return hangs_study.STUDY.open(context)
 
 
 @pytest.fixture
-def signals(stage: Stage, tmp_path: Path) -> PreparedStudy:
+def signals(harness: SupervisorHarness, tmp_path: Path) -> PreparedStudy:
     context = StudyContext(StudyConfig(Signals()), tmp_path)
-    context._shared[supervisor_harness.stage] = stage
+    context._shared[supervisor_harness.harness_of] = harness
     return signals_study.STUDY.open(context)
 
 
@@ -63,7 +63,7 @@ def test_the_detector_passes_its_stories_and_broken_ones_do_not(hangs: PreparedS
         assert hangs.run(trial_of(hangs, arm="story", what=story))["good"]
     quickest = min(range(40), key=lambda seed: random.Random(seed).uniform(0.0, 1.0))  # where steps are far shorter than the timeout
     for seed in (3, quickest):
-        for bug in detector_scenarios.PLANTED:
+        for bug in detector_scenarios.DETECTOR_MUTANTS:
             assert bug.shown(random.Random(seed)), (bug.name, seed)
 
 
@@ -108,7 +108,7 @@ def test_a_stop_keeps_what_was_done_and_the_run_goes_on(signals: PreparedStudy, 
 
 
 def test_planted_ranks_are_found(signals: PreparedStudy) -> None:
-    assert [signals.run(trial_of(signals, what=bug))["shown"] for bug in (DEAF_PLANT, ALONE_PLANT)] == [True, True]
+    assert [signals.run(trial_of(signals, what=bug))["shown"] for bug in (DEAF_MUTANT, ALONE_MUTANT)] == [True, True]
     assert signals.run(trial_of(signals, arm="control"))["good"], "and not because of their little grace"
 
 

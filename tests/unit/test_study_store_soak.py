@@ -14,7 +14,7 @@ from ecrl_cli.config.studies import StoreSoak
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.study import Record, Results, StudyContext
-from ecrl_cli.studies.mutants.registry import PLANTED
+from ecrl_cli.studies.mutants.registry import STORE_MUTANTS
 from ecrl_cli.studies.store_soak.model import Model
 from ecrl_cli.studies.store_soak.model_run import StoreSetup, play, shortest
 from ecrl_cli.studies.store_soak.operations import Op, decoded, encoded, program, unrivalled
@@ -100,7 +100,7 @@ def test_a_program_plays_the_same_way_again_also_when_it_has_been_on_record() ->
 
 
 def broken(name: str) -> StoreSetup:
-    bug = next(planted for planted in PLANTED if planted.name == name)
+    bug = next(planted for planted in STORE_MUTANTS if planted.name == name)
     return StoreSetup(bug.mode, bug.layout, name)
 
 
@@ -145,7 +145,7 @@ def test_a_planted_bug_is_found(tmp_path: Path, name: str) -> None:
 def test_all_planted_bugs_are_found(tmp_path: Path) -> None:
     study = STUDY.open(StudyContext(StudyConfig(StoreSoak()), tmp_path))
     found = {trial.facts["bug"]: study.run(trial)["found"] for trial in study.plan() if trial.facts["arm"] == "planted"}
-    assert [name for name, shown in found.items() if not shown] == [] and len(found) == len(PLANTED)
+    assert [name for name, shown in found.items() if not shown] == [] and len(found) == len(STORE_MUTANTS)
 
 
 def records(tmp_path: Path) -> list[Record]:

@@ -50,7 +50,7 @@ def test_the_published_number_of_trials_is_the_default(tmp_path: Path) -> None:
     study = STUDY.open(StudyContext(StudyConfig(Writers()), tmp_path))
     arms = [trial.facts["arm"] for trial in study.plan()]
     study.close()
-    assert (arms.count("race"), arms.count("clock"), arms.count("planted")) == (200, 100, len(mutants.PLANTED))
+    assert (arms.count("race"), arms.count("clock"), arms.count("planted")) == (200, 100, len(mutants.WRITER_MUTANTS))
     assert arms.count("fence") + arms.count("publish") >= 200 and arms.count("remote") >= 100
 
 
@@ -74,8 +74,8 @@ def test_the_same_state_published_twice_is_one_checkpoint_and_another_state_is_a
     assert (other["old"], other["newer"], other["outcome"]) == ("conflict", "saved", "new")
 
 
-@pytest.mark.parametrize("bug", [bug for bug in mutants.PLANTED if bug.cell["arm"] == "reader"], ids=lambda bug: bug.name)
-def test_a_planted_bug_is_found(history: History, tmp_path: Path, bug: mutants.Planted) -> None:
+@pytest.mark.parametrize("bug", [bug for bug in mutants.WRITER_MUTANTS if bug.cell["arm"] == "reader"], ids=lambda bug: bug.name)
+def test_a_planted_bug_is_found(history: History, tmp_path: Path, bug: mutants.WriterMutant) -> None:
     found = mutants.run(bug.name, history, 1, tmp_path / "t")
     assert 0 < found["shown"] <= found["tried"]
 
@@ -86,7 +86,7 @@ def test_a_planted_bug_is_found(history: History, tmp_path: Path, bug: mutants.P
 )
 def test_a_planted_bug_of_the_fence_is_found(history: History, tmp_path: Path, bug: str, at: int) -> None:
     """The study sweeps over all calls of a save; here those around one of them."""
-    wanted = next(one for one in mutants.PLANTED if one.name == bug)
+    wanted = next(one for one in mutants.WRITER_MUTANTS if one.name == bug)
     with wanted.around():
         facts = [wanted.cell | {"at": place} for place in range(at - 3, at + 3)]
         assert not all(fencing.sound(fencing.run(history, 1, tmp_path / "t", one, wanted.kind), one) for one in facts)
@@ -103,7 +103,7 @@ def test_races_have_one_winner_whatever_a_predecessor_left(tmp_path: Path) -> No
 
 
 def test_a_choice_by_mtime_is_found(tmp_path: Path) -> None:
-    bug = next(one for one in mutants.PLANTED if one.name == "newest by mtime")
+    bug = next(one for one in mutants.WRITER_MUTANTS if one.name == "newest by mtime")
     honest = clocks.story(tmp_path / "honest", 1, "group", "", random.Random(1))
     assert clocks.story(tmp_path / "planted", 1, "group", "stuck", random.Random(1), bug.kind.store) != honest
 

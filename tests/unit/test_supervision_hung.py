@@ -122,7 +122,7 @@ def test_a_stop_is_heard_by_all_ranks_behind_the_same_step(launcher: StandinLaun
     twice = (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM)  # one request, as a terminal and a wrapper may bring it
     for case, (numbers, code) in enumerate([((signal.SIGTERM,), 143), ((signal.SIGINT,), 130), ((signal.SIGHUP,), 143), (twice, 143)]):
         (tmp_path / str(case)).mkdir()
-        layout, ui = prepared(tmp_path / str(case), {0: "7:heed", 1: "7:heed"}, config=SAVING), StopAtFirstProgress(*numbers)
+        layout, ui = prepared(tmp_path / str(case), {0: "7:obey stop", 1: "7:obey stop"}, config=SAVING), StopAtFirstProgress(*numbers)
         with pytest.raises(Stopped) as stopped:
             supervise(SAVING, layout, ui, launcher)
         assert [note for note in ui.notes if "a last checkpoint is made" in note] == ui.notes[:1]
@@ -141,7 +141,7 @@ def test_a_stop_is_heard_by_all_ranks_behind_the_same_step(launcher: StandinLaun
         ("wait", 3600.0),  # at once, because nothing was done that could be saved
     ],
 )
-def test_a_stop_that_nobody_heeds_is_still_one(launcher: StandinLauncher, tmp_path: Path, script: str, grace_s: float) -> None:
+def test_a_stop_that_nobody_obeys_is_still_one(launcher: StandinLauncher, tmp_path: Path, script: str, grace_s: float) -> None:
     config = replace(SAVING, supervision=replace(QUICK, hang_timeout_s=3600.0, start_timeout_s=3600.0, grace_s=grace_s))
     layout = prepared(tmp_path, {0: script}, config=config)
     with pytest.raises(Stopped) as stopped:
@@ -158,7 +158,7 @@ class AskAgain(StopAtFirstProgress):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_second_stop_ends_a_farewell_that_hangs(launcher: StandinLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_stop_ends_a_graceful_stop_that_hangs(launcher: StandinLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that never come to the step that they were to stop behind; neither the grace nor the hang's limit would end them."""
     monkeypatch.setattr(stop_signals, "ECHO_S", 1e-9)
     config = replace(SAVING, supervision=replace(QUICK, hang_timeout_s=3600.0, start_timeout_s=3600.0, grace_s=3600.0))
@@ -189,18 +189,18 @@ def test_only_what_comes_later_and_from_no_terminal_that_closes_is_a_second_stop
     said = list[str]()
     with closing(HeartbeatTable.create(1)) as board, StopSignals() as stop:
         board.write(0, 7, "forward")
-        farewell = GracefulStop(stop, board, 60.0, said.append)
-        assert not farewell.over(100.0)
+        graceful_stop = GracefulStop(stop, board, 60.0, said.append)
+        assert not graceful_stop.over(100.0)
         asked(stop, signal.SIGTERM, again)
-        assert not farewell.over(100.0)
+        assert not graceful_stop.over(100.0)
         now[0] = 100.9
         asked(stop, again)
-        assert not farewell.over(100.9) and not farewell.over(159.0)
+        assert not graceful_stop.over(100.9) and not graceful_stop.over(159.0)
         assert board.stop_asked and len(said) == 1
         now[0] = 159.0
         asked(stop, again)
-        assert farewell.over(159.0) == (again != signal.SIGHUP)
-        assert farewell.over(160.0)
+        assert graceful_stop.over(159.0) == (again != signal.SIGHUP)
+        assert graceful_stop.over(160.0)
 
 
 def test_ranks_that_have_not_begun_are_waited_for_where_they_carry_what_is_nowhere_else(now: list[float]) -> None:
@@ -226,7 +226,7 @@ def test_asked_twice_at_once_those_who_carry_what_is_nowhere_else_go_on_and_no_o
         assert must_not_launch(stop, SAVING, carried=True)
 
 
-class Companion:
+class FakeSidecar:
     """A writer that is a sleeping process."""
 
     def __init__(self) -> None:
@@ -254,18 +254,18 @@ class Companion:
 
 
 @pytest.fixture
-def companion() -> Iterator[Companion]:
-    with closing(Companion()) as made:
+def sidecar() -> Iterator[FakeSidecar]:
+    with closing(FakeSidecar()) as made:
         yield made
 
 
 class Watched:
-    """A vigil over ranks that step once a second of a fake clock."""
+    """A watchdog over ranks that step once a second of a fake clock."""
 
-    def __init__(self, board: HeartbeatTable, layout: RunLayout, companion: Companion, supervision: SupervisionConfig = QUICK) -> None:
+    def __init__(self, board: HeartbeatTable, layout: RunLayout, sidecar: FakeSidecar, supervision: SupervisionConfig = QUICK) -> None:
         self.board, self.said, self.now, self.step = board, [], 0.0, 0  # type: tuple[HeartbeatTable, list[str], float, int]
         post = WatchdogContext(board, supervision, AttemptSpec(0, 2, 0, None, 0, ()), layout.attempt(0), tell=self.said.append)
-        self.vigil = AttemptWatchdog(post, companion, 0.0)
+        self.watchdog = AttemptWatchdog(post, sidecar, 0.0)
         self.limit_s = 10.0  # ten times a step
 
     def passes(self, seconds: float, *, stepping: bool = True, slow: int | None = None) -> bool:
@@ -277,70 +277,70 @@ class Watched:
                 self.step += 1
                 for rank in (0, 1):
                     self.board.write(rank, self.step, "update", 0.5 if rank == slow else 0.01)
-            if self.vigil.check(self.now):
+            if self.watchdog.check(self.now):
                 return True
         return False
 
 
-def test_a_writer_that_stands_still_is_replaced_and_the_ranks_go_on(companion: Companion, tmp_path: Path) -> None:
+def test_a_writer_that_stands_still_is_replaced_and_the_ranks_go_on(sidecar: FakeSidecar, tmp_path: Path) -> None:
     with closing(HeartbeatTable.create(2)) as board:
-        watched = Watched(board, RunLayout(tmp_path), companion)
+        watched = Watched(board, RunLayout(tmp_path), sidecar)
         assert not watched.passes(30.0)
-        assert companion.given_up == 0, "an idle one may be idle"
-        os.kill(companion.process.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, companion.process.pid, os.WSTOPPED)
+        assert sidecar.given_up == 0, "an idle one may be idle"
+        os.kill(sidecar.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, sidecar.process.pid, os.WSTOPPED)
         assert not watched.passes(3 * watched.limit_s)
-        assert companion.given_up == 1
+        assert sidecar.given_up == 1
         board.write(board.writer, 0, "saving")  # at work, and then not a piece more
         assert not watched.passes(1.5 * watched.limit_s)
         board.write(board.writer, 0, "done")
-        assert companion.given_up == 2
+        assert sidecar.given_up == 2
         assert watched.said == [
             "the background writer is stopped: it is replaced, what it holds is lost",
             "the background writer does not come on with its save: it is replaced, what it holds is lost",
         ]
 
 
-def test_a_save_may_take_as_long_as_a_start_unless_whoever_makes_it_is_stopped(companion: Companion, tmp_path: Path) -> None:
-    with closing(HeartbeatTable.create(2)) as board, closing(Companion()) as rank:
-        watched = Watched(board, RunLayout(tmp_path), companion, replace(QUICK, start_timeout_s=300.0))
-        watched.vigil.add_rank(Hello(0, rank.process.pid, 0, 0.0))
+def test_a_save_may_take_as_long_as_a_start_unless_whoever_makes_it_is_stopped(sidecar: FakeSidecar, tmp_path: Path) -> None:
+    with closing(HeartbeatTable.create(2)) as board, closing(FakeSidecar()) as rank:
+        watched = Watched(board, RunLayout(tmp_path), sidecar, replace(QUICK, start_timeout_s=300.0))
+        watched.watchdog.add_rank(Hello(0, rank.process.pid, 0, 0.0))
         watched.passes(20.0)
         board.write(board.writer, 0, "saving")  # one call that takes its time
-        assert not watched.passes(250.0) and companion.given_up == 0
-        assert not watched.passes(100.0) and companion.given_up == 1
+        assert not watched.passes(250.0) and sidecar.given_up == 0
+        assert not watched.passes(100.0) and sidecar.given_up == 1
         board.write(board.writer, 0, "done")
         for phase in ("saving", "flushing", "done"):
             for number in (0, 1):
                 board.write(number, watched.step, phase)
             assert not watched.passes(250.0, stepping=False)
-        os.kill(companion.process.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, companion.process.pid, os.WSTOPPED)
-        assert not watched.passes(15.0, stepping=False) and companion.given_up == 2
+        os.kill(sidecar.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, sidecar.process.pid, os.WSTOPPED)
+        assert not watched.passes(15.0, stepping=False) and sidecar.given_up == 2
         os.kill(rank.process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, rank.process.pid, os.WSTOPPED)
         assert watched.passes(15.0, stepping=False)
-        watched.vigil.close()
+        watched.watchdog.close()
 
 
-def test_ranks_that_wait_for_a_stopped_writer_do_not_hang(companion: Companion, tmp_path: Path) -> None:
+def test_ranks_that_wait_for_a_stopped_writer_do_not_hang(sidecar: FakeSidecar, tmp_path: Path) -> None:
     with closing(HeartbeatTable.create(2)) as board:
-        watched = Watched(board, RunLayout(tmp_path), companion)
+        watched = Watched(board, RunLayout(tmp_path), sidecar)
         watched.passes(20.0)
         for rank in (0, 1):
             board.write(rank, watched.step, "saving")
-        os.kill(companion.process.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, companion.process.pid, os.WSTOPPED)
+        os.kill(sidecar.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, sidecar.process.pid, os.WSTOPPED)
         assert not watched.passes(1.5 * watched.limit_s, stepping=False)
-        assert companion.given_up == 1
+        assert sidecar.given_up == 1
         assert watched.passes(3 * watched.limit_s, stepping=False), "with a writer that lives they would"
 
 
-def test_a_straggler_is_told_of_in_one_line_and_kept_on_record(companion: Companion, tmp_path: Path) -> None:
+def test_a_straggler_is_told_of_in_one_line_and_kept_on_record(sidecar: FakeSidecar, tmp_path: Path) -> None:
     with closing(HeartbeatTable.create(2)) as board:
-        watched = Watched(board, RunLayout(tmp_path), companion)
+        watched = Watched(board, RunLayout(tmp_path), sidecar)
         assert not watched.passes(20.0, slow=1)
-        (one,) = watched.vigil.stragglers
+        (one,) = watched.watchdog.stragglers
         assert (one.rank, one.own_s, one.others_s) == (1, 0.5, 0.01)
         assert len(watched.said) == 1
         assert watched.said[0].startswith("rank 1 holds the others up: 500 ms of its own per step, they 10 ms")

@@ -26,7 +26,7 @@ def test_a_zygote_that_is_stopped_is_not_waited_for_without_end(tmp_path: Path, 
         spares = SparePool(1, told.append)
         spares.serve(running)
         spares.refill()
-        spares.settle()
+        spares.collect_pids()
         assert zygote.over() and spares.pids == ()
         assert [line for line in told if "has not answered" in line]
     finally:

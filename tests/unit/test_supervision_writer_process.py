@@ -41,7 +41,7 @@ def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
 def test_a_writer_that_has_finished_stays_for_the_next_attempt(writer: Writer, stop: StopSignals, tmp_path: Path) -> None:
     writer.start()
     (first,) = writer.pids
-    writer.settle(30.0, stop)
+    writer.drain(30.0, stop)
     assert (tmp_path / "asked").read_bytes() == b'{"kind":"drain"}\n'
     writer.start()
     assert writer.pids == (first,)
@@ -51,7 +51,7 @@ def test_a_writer_that_does_not_finish_in_time_is_fenced(writer: Writer, stop: S
     (tmp_path / "hang").touch()
     writer.start()
     (pid,) = writer.pids
-    writer.settle(0.2, stop)
+    writer.drain(0.2, stop)
     assert writer.pids == ()
     assert not Path(f"/proc/{pid}").exists()
 
@@ -63,7 +63,7 @@ def test_another_stop_signal_ends_the_waiting(writer: Writer, stop: StopSignals,
     writer.start()
     previous = signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
     signal.setitimer(signal.ITIMER_REAL, 0.05)
-    writer.settle(3600.0, stop)
+    writer.drain(3600.0, stop)
     signal.signal(signal.SIGALRM, previous)
     assert writer.pids == ()
 
@@ -90,7 +90,7 @@ def test_a_writer_that_dies_is_replaced_but_not_for_ever(writer: Writer) -> None
 def test_a_dead_writer_is_not_waited_for(writer: Writer, stop: StopSignals) -> None:
     writer.start()
     processes.kill(*writer.watched())
-    writer.settle(3600.0, stop)
+    writer.drain(3600.0, stop)
     assert writer.pids == ()
 
 

@@ -26,7 +26,7 @@ def test_a_live_run_does_not_slip_onto_a_gpu(monkeypatch: pytest.MonkeyPatch, de
     session.config, session.order, session.rank = RunConfig(device=device), AttemptSpec(0, 1, 0, None, 0, ()), 0
     session.rendezvous = Rendezvous(0, 1)
     with pytest.raises(ConfigError, match="ranks that outlive others work on the CPU") if refused else nullcontext():
-        assert session.settle() == torch.device("cpu")
+        assert session.set_up_device() == torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18", "vit"])

@@ -44,8 +44,10 @@ def reference_id(config: RunConfig) -> str:
 
 
 def run_id_of(recorded: dict[str, Any]) -> str:
-    """`run_id` of a configuration from config.json, of any version: keys added later are missing from it. A run that goes on to a higher target stays
-    the run that it was: its id has the first."""
+    """`run_id` of a configuration from config.json of any schema version; keys added later may be missing.
+
+    A run continued to a higher target keeps its id: it is computed with the first target.
+    """
     first = recorded.get("continued_at") or []
     begun = {**recorded, "target_steps": first[0], "continued_at": []} if first else recorded
     return _digest(_without(_as_before(begun), NOT_IDENTITY))

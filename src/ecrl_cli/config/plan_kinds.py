@@ -39,7 +39,7 @@ class PlanKind:
 
     def unused_keys(self, failure: FailureConfig) -> set[str]:
         """The keys of the group that it does not read, without those that every plan keeps."""
-        unused = {key for plan in (NOTHING, AT_STEPS, LISTED, DRAWN) if plan is not self for key in plan.keys}
+        unused = {key for plan in (NOTHING, AT_STEPS, LISTED, RANDOM_KILLS) if plan is not self for key in plan.keys}
         return unused | ({"steps"} if self.sets_times else set()) | (set() if self.takes_rank(failure) else {"rank"})
 
     def entries(self, config: RunConfig) -> tuple[Entry, ...]:
@@ -113,7 +113,7 @@ class Listed(PlanKind):
         return ConfigError(KEY, f"'{entry}': {reason}", remedy)
 
 
-class Drawn(PlanKind):
+class RandomKills(PlanKind):
     """failure=mtbf: kills of random ranks at random times. The gaps are exponential with mean `failure.mtbf_steps` or `failure.mtbf_s`, and those of
     a seed scale with the mean: half the mean gives half the gaps.
 
@@ -177,8 +177,8 @@ def _generator(config: RunConfig) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([config.seed, STREAM])))
 
 
-NOTHING, AT_STEPS, LISTED, DRAWN = Nothing(), AtSteps(), Listed(), Drawn()
-_NAMED: dict[str, PlanKind] = {"none": NOTHING, "listed": LISTED, "mtbf": DRAWN}
+NOTHING, AT_STEPS, LISTED, RANDOM_KILLS = Nothing(), AtSteps(), Listed(), RandomKills()
+_NAMED: dict[str, PlanKind] = {"none": NOTHING, "listed": LISTED, "mtbf": RANDOM_KILLS}
 
 
 def plan_kind(kind: str) -> PlanKind:

@@ -113,13 +113,12 @@ WAY = "give items (x, y, id) of tensors, arrays or numbers whose id is their ind
 
 
 class TupleSet(SampleSet):
-    """A map-style data set of somebody else's, whose items are tuples (x, y) or (x, y, id). Trains on x as it is: nothing is normalised or augmented.
+    """Adapts a map-style data set with items (x, y) or (x, y, id). x is used as it is: no normalisation, no augmentation.
 
-    `inner`: has a length, and `inner[i]` is the sample i, always the same.
-
-    `inner.classes`, a number or a list: what the model is built for; where targets are floats it may be missing: so many numbers are predicted.
-    `inner.held_out`, if there is one: such a data set of samples that are not trained on.
-    DatasetError, in one line, for what is not of that form.
+    `inner`: has `__len__`, and `inner[i]` is deterministic.
+    `inner.classes`: the number of classes, or a list of their names. Optional for float targets: the model then predicts as many numbers as y has.
+    `inner.held_out`: optional data set of the same form, used for evaluation only.
+    Raises DatasetError, one line, if `inner` has another form.
     """
 
     def __init__(self, name: str, inner: Any) -> None:

@@ -143,7 +143,7 @@ class NotANumber(FaultKind):
 
 class Stop(FaultKind):
     name = "stop"
-    description = "SIGSTOP of `failure.rank`: it hangs, and only whoever watches its progress can tell"
+    description = "SIGSTOP of `failure.rank`: it hangs without exiting; only a progress timeout finds it"
     shows = HANG_IS_FOUND
     text = "is stopped by SIGSTOP and hangs"
     moments = (*IN_STEP, "capture", *STARTING, "wall")

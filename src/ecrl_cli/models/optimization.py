@@ -34,8 +34,11 @@ class CosineLegs(CosineAnnealingLR):
         return {name: value for name, value in super().state_dict().items() if name not in ("_ends", "_constant")}
 
     def begin_update(self, step: int) -> None:
-        """If the run goes on from `step`, a target that it had reached, set the schedule of the steps after it. Called right before the first of them
-        updates: the state at the target stays the one that the run ended with, also where it is done again, or where that update is given up."""
+        """If `step` is the end of a leg, set the schedule of the next leg. Called right before the optimizer's first update after it.
+
+        Not earlier, so that the scheduler's state at `step` is the same in a run that ended there, in one that continues, and in one that repeats or
+        rolls back the update.
+        """
         if step not in self._ends[:-1]:
             return
         steps, done = schedule_position(self._ends, step + 1, constant=self._constant)

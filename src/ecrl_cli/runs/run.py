@@ -132,7 +132,7 @@ def _supervised(planned: RunPlan, context: RunContext) -> SupervisorRecord:
     launcher = None if kept else warm(context.launchers, planned, say)  # before the UI: an interrupt while it warms up leaves no bar behind
     with sampled(layout.disk, config.supervision.disk_interval_s, say), scrubbed(layout, config, say):
         if kept:
-            return supervisor_restarter.keep(planned, say)
+            return supervisor_restarter.supervise_with_restarts(planned, say)
         return supervise(config, layout, context.show(config, layout, context.above), launcher)
 
 

@@ -32,7 +32,7 @@ from ecrl_cli.supervision.attempts.supervisor_record import read_record
 from ecrl_cli.supervision.console import make_ui
 from ecrl_cli.supervision.supervisor import supervise
 
-KEPT = "ecrl_cli.runs.supervisor_restarter"
+MODULE = "ecrl_cli.runs.supervisor_restarter"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def wanted(failures: Iterable[PlannedFailure]) -> bool:
     return any(fault_kind(entry.kind).supervisor_exit is not None for entry in failures)
 
 
-def keep(planned: RunPlan, say: Callable[[str], None]) -> SupervisorRecord:
+def supervise_with_restarts(planned: RunPlan, say: Callable[[str], None]) -> SupervisorRecord:
     """Like `supervise`, with as many supervisor processes as the plan needs. A stop signal is forwarded to the supervisor, and it is not
     restarted.
     """
@@ -76,7 +76,7 @@ def _run_supervisor(config: RunConfig, layout: RunLayout, stop: StopSignals) -> 
         try:
             with held_back():
                 process = subprocess.Popen(
-                    with_pdeathsig([sys.executable, "-m", KEPT, str(layout.root.absolute()), str(write)]),
+                    with_pdeathsig([sys.executable, "-m", MODULE, str(layout.root.absolute()), str(write)]),
                     stdin=subprocess.PIPE,
                     pass_fds=(write,),
                     process_group=0,  # Ctrl-C reaches only this process, which forwards it once

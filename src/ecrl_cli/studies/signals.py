@@ -21,15 +21,15 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.fake_ranks.fake_rank import FakeRankScript
 from ecrl_cli.studies.fake_ranks.supervisor_harness import (
     TRIAL_S,
-    Stage,
+    SupervisorHarness,
     SupervisorOutcome,
     Trigger,
     TriggeringUI,
-    heard_by_nobody_else,
+    harness_of,
     lineage_whole,
     settings,
-    stage,
     steps,
+    stop_signals_ignored,
     whole,
 )
 from ecrl_cli.studies.frame.gates import OVER, all_good, all_of, by_design, mutants_found
@@ -66,10 +66,10 @@ AGAIN_S = 1.25 * ECHO_S  # between two requests
 LAST_SAVE_S = 4 * AGAIN_S  # with two requests: the second arrives during it
 USUAL = settings(STEPS, every=EVERY, grace_s=2 * LAST_SAVE_S, start_timeout_s=2 * LAST_SAVE_S)
 LITTLE = settings(STEPS, every=STEPS, grace_s=0.5)  # no regular save is due there, so only the stop's own save can keep the last step
-PLANT_CUE = Trigger("training", 10)
+MUTANT_TRIGGER = Trigger("training", 10)
 # The record of a trial that timed out.
 OVERDUE: dict[str, Any] = {"good": False, "shown": False, "graceful": False, "kept": False, "code": 0, "seconds": TRIAL_S}
-DEAF_PLANT, ALONE_PLANT = "ranks that ignore the word", "rank 0 stops without asking"
+DEAF_MUTANT, ALONE_MUTANT = "ranks that ignore the word", "rank 0 stops without asking"
 
 
 def _case_trials(context: StudyContext) -> list[Trial]:
@@ -83,36 +83,36 @@ def _case_trials(context: StudyContext) -> list[Trial]:
 
 def _case(context: StudyContext, trial: Trial) -> dict[str, Any]:
     word, phase = trial.facts["word"], trial.facts["phase"]
-    cue = PHASES[phase]
+    trigger = PHASES[phase]
     if phase == "training":
-        cue = Trigger("training", context.rng(trial.key).randrange(2, STEPS - 5))
+        trigger = Trigger("training", context.rng(trial.key).randrange(2, STEPS - 5))
     last = LAST_SAVE_S if len(WORDS[word]) > 1 else MOMENT_S
-    part = FakeRankScript(start_s=MOMENT_S, save_s=MOMENT_S, last_save_s=last, deeds={"0/1/20": "exit1"} if cue.attempt else {})
-    return _try(context.shared(stage), word, cue, part, USUAL, graceful=phase not in EARLY)
+    script = FakeRankScript(start_s=MOMENT_S, save_s=MOMENT_S, last_save_s=last, faults={"0/1/20": "exit1"} if trigger.attempt else {})
+    return _try(context.shared(harness_of), word, trigger, script, USUAL, graceful=phase not in EARLY)
 
 
 def _control(context: StudyContext, trial: Trial) -> dict[str, Any]:
     """Control: the planted bug must not be found merely because of its short grace period."""
-    return _try(context.shared(stage), TERM, PLANT_CUE, FakeRankScript(), LITTLE, graceful=True)
+    return _try(context.shared(harness_of), TERM, MUTANT_TRIGGER, FakeRankScript(), LITTLE, graceful=True)
 
 
 def _planted(context: StudyContext, trial: Trial) -> dict[str, Any]:
-    heeds = "no" if trial.facts["what"] == DEAF_PLANT else "alone"
-    return {"shown": not _try(context.shared(stage), TERM, PLANT_CUE, FakeRankScript(heeds=heeds), LITTLE, graceful=True)["good"]}
+    on_stop = "no" if trial.facts["what"] == DEAF_MUTANT else "alone"
+    return {"shown": not _try(context.shared(harness_of), TERM, MUTANT_TRIGGER, FakeRankScript(on_stop=on_stop), LITTLE, graceful=True)["good"]}
 
 
-def _try(harness: Stage, word: str, cue: Trigger, part: FakeRankScript, config: RunConfig, *, graceful: bool) -> dict[str, Any]:
+def _try(harness: SupervisorHarness, word: str, trigger: Trigger, script: FakeRankScript, config: RunConfig, *, graceful: bool) -> dict[str, Any]:
     """Stop a run, judge how it stopped, and start it again."""
-    with harness.run(config, part) as layout:
-        with asking(WORDS[word]) as request:
-            stopped = harness.supervise(config, layout, TriggeringUI(cue, request.again))
+    with harness.run(config, script) as layout:
+        with stop_requests(WORDS[word]) as request:
+            stopped = harness.supervise(config, layout, TriggeringUI(trigger, request.again))
         found = _judge(layout, stopped, request, graceful=graceful)
         ending = harness.supervise(config, layout, TriggeringUI())
         resumed = ending.attempts[-1]["outcome"] == "completed" and lineage_whole(layout) and ending.left == 0
         return found | {"resumed": resumed, "good": found["good"] and resumed}
 
 
-class Asked:
+class StopRequests:
     """The requests of a name in sequence. `times`: how many were sent."""
 
     def __init__(self, requests: tuple[tuple[str, ...], ...]) -> None:
@@ -136,10 +136,10 @@ class Asked:
 
 
 @contextmanager
-def asking(requests: tuple[tuple[str, ...], ...]) -> Iterator[Asked]:
+def stop_requests(requests: tuple[tuple[str, ...], ...]) -> Iterator[StopRequests]:
     """Only the run inside the context receives the signals."""
-    request = Asked(requests)
-    with heard_by_nobody_else():
+    request = StopRequests(requests)
+    with stop_signals_ignored():
         try:
             yield request
         finally:
@@ -151,7 +151,7 @@ def acknowledged(done: int) -> int:
     return max(0, done - 1) // EVERY * EVERY
 
 
-def _judge(layout: RunLayout, ending: SupervisorOutcome, request: Asked, *, graceful: bool) -> dict[str, Any]:
+def _judge(layout: RunLayout, ending: SupervisorOutcome, request: StopRequests, *, graceful: bool) -> dict[str, Any]:
     """`durable`: the newest intact checkpoint; `done`: the last step logged by rank 0 in any attempt; `last`: in the last attempt; `seconds`:
     since the last request. After one request past the start a run must keep the last step done; after a second one, or before the first step, it
     ends at once."""
@@ -201,7 +201,7 @@ def _notes(results: Results) -> tuple[str, ...]:
     return (
         by_design(results, "stops ended as promised"),
         "Signals go to the supervisor. Ranks, agent, zygote and writer ignore SIGTERM, SIGINT and SIGHUP: sent to them alone, they do nothing.",
-        "Ranks are actors without torch; what stops real training is in the tests.",
+        "Ranks are fakes without torch; what stops real training is in the tests.",
         "Not tried here: SIGUSR1, by which a cluster asks.",
     )
 
@@ -214,7 +214,7 @@ STUDY = Study(
         Arm("control", lambda context: [Trial("control/little grace", {"arm": "control"})], _control, planted, limit_s=TRIAL_S, overdue=OVERDUE),
         Arm(
             "planted",
-            lambda context: [Trial(f"planted/{bug}", {"arm": "planted", "what": bug}) for bug in (DEAF_PLANT, ALONE_PLANT)],
+            lambda context: [Trial(f"planted/{bug}", {"arm": "planted", "what": bug}) for bug in (DEAF_MUTANT, ALONE_MUTANT)],
             _planted,
             planted,
             limit_s=TRIAL_S,

@@ -211,10 +211,10 @@ class Supervisor:
         """
         self._ui.state("stopping" if ended.stopped_by else "dead" if not ended.succeeded else "finishing")
         self._unreconciled = (*self._unreconciled, attempt)
-        self._recovery.settle()
+        self._recovery.collect_pids()
         if not self._recovery.regroup.memory:
             grace = self._config.supervision.writer_grace_s
-            self._writer.settle(min(STOP_GRACE_S, grace) if ended.stopped_by else grace, self._stop)
+            self._writer.drain(min(STOP_GRACE_S, grace) if ended.stopped_by else grace, self._stop)
         processes.sweep(processes.of_run(self._layout.root), (*self._writer.pids, *self._recovery.pids))
         if not self._recovery.regroup.memory or not self._writer.pids:
             for each in self._unreconciled:

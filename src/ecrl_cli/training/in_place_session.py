@@ -140,12 +140,12 @@ class InPlaceSession(Session):
         """Whether this rank already has the state that the attempt starts from."""
         return self.order.memory == SURVIVORS and self.rank not in self.order.joined
 
-    def settle(self) -> torch.device:
+    def set_up_device(self) -> torch.device:
         if not self.carried_over:
             # Checked on the rank, because it depends on the machine; all else is checked before the launch.
             if self.config.device == "auto" and torch.cuda.is_available():
                 raise ConfigError("device", "ranks that outlive others work on the CPU only so far, and device=auto found CUDA", "set device=cpu")
-            return super().settle()
+            return super().set_up_device()
         return torch.device("cpu")
 
     def join(self) -> FaultTolerantGroup:
@@ -259,7 +259,7 @@ class InPlaceSession(Session):
         from_memory = recovery_of(self.config).from_memory
         if self.train_state is None and from_memory:
             raise EcrlError("recovery", "a rank died before this one had a state to go on from", "the attempt begins anew", code="no_state")
-        settled = self.settle_step() if self.train_state else InterruptedStep()
+        resolved = self.resolve_interrupted_step() if self.train_state else InterruptedStep()
         step = self.loop.global_step if self.loop else self.order.resume_step
         if self.loop:
             self.loop.strategy.close()
@@ -268,17 +268,17 @@ class InPlaceSession(Session):
         self.clock.switch("idle")
         self.clock.close()
         digest = self.train_state.state_digest() if self.train_state and from_memory else ""
-        said = (step, self.order.attempt, self.rank, self.peers.alive, settled.redone, settled.layers, digest)
+        said = (step, self.order.attempt, self.rank, self.peers.alive, resolved.redone, resolved.layers, digest)
         survivor_report = SurvivorReport(*said, monotonic(), wall())
         write_whole(self.logs.survivor_report(self.rank), line_of(survivor_report))
         if self.loop and survivor_report.redone:
             enter(self.logs, survivor_report, self.loop.sampler, self.world_size, self.config.recovery.name)
         return LeftAttempt(self.rank, os.getpid(), self.order.attempt, step, survivor_report.alive)
 
-    def settle_step(self) -> InterruptedStep:
-        """Decide what becomes of the step that deaths interrupted, on this rank as on every survivor; called once, before it leaves.
+    def resolve_interrupted_step(self) -> InterruptedStep:
+        """Finish or drop the step that peers' deaths interrupted; every survivor calls it once, before it leaves the attempt.
 
-        Here nothing is left to decide: the step was finished without the dead ranks, or is rolled back and will be done again.
+        Default: only reports the exchanges that were repeated. The step was finished without the dead ranks, or was rolled back and is repeated.
         """
         assert self.train_state
         redone = tuple(self.peers.redone)

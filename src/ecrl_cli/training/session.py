@@ -64,7 +64,7 @@ class Session:
 
     def train(self) -> None:
         """Join the group, load, train to the end; at the target record the final state; leave."""
-        self.device = self.settle()
+        self.device = self.set_up_device()
         self.clock.switch("rendezvous")
         self.heartbeat.phase("rendezvous")
         self.injector.at_start("rendezvous", self.order)
@@ -82,7 +82,7 @@ class Session:
             self.finish(loop, loss)
         self.leave(loop)
 
-    def settle(self) -> torch.device:
+    def set_up_device(self) -> torch.device:
         return make_deterministic(self.config, self.rendezvous.local_rank)
 
     def join(self) -> Collectives:

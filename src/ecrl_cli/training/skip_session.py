@@ -7,7 +7,7 @@ from ecrl_cli.training.in_place_session import InPlaceSession, InterruptedStep
 
 
 class SkipSession(InPlaceSession):
-    def settle_step(self) -> InterruptedStep:
+    def resolve_interrupted_step(self) -> InterruptedStep:
         """Drop the step that deaths aborted, if one was: every survivor has rolled it back, and all of them aborted the same one.
 
         Cursor and schedule go on as behind any step, for they belong to the step's number; parameters, buffers, optimizer and generators stay.

@@ -59,11 +59,11 @@ def run_spare(run_dir: Path, store: TcpStoreAddress, started: float) -> int:
     return _serve(layout, _next(layout, assignment, store, kept)) if assignment else 0
 
 
-def _serve(layout: RunLayout, seat: RankAssignment) -> int:
+def _serve(layout: RunLayout, assignment: RankAssignment) -> int:
     """Take part in attempt after attempt; returns the exit code."""
     memory = answer_stack_dumps()
     try:
-        following: RankAssignment | int = seat
+        following: RankAssignment | int = assignment
         while isinstance(following, RankAssignment):
             following = _take_part(layout, following, memory)
         return following
@@ -71,15 +71,15 @@ def _serve(layout: RunLayout, seat: RankAssignment) -> int:
         silence_stack_dumps(memory)
 
 
-def _take_part(layout: RunLayout, seat: RankAssignment, memory: int) -> RankAssignment | int:
+def _take_part(layout: RunLayout, assignment: RankAssignment, memory: int) -> RankAssignment | int:
     """Run one attempt; returns the next assignment if the rank survived others' deaths, else the exit code."""
-    rank = seat.rendezvous.rank
-    hello = Hello(rank, os.getpid(), seat.attempt, seat.started, stacks=memory)
-    control = Control(layout, hello) if seat.rendezvous.attended else NullControl()
+    rank = assignment.rendezvous.rank
+    hello = Hello(rank, os.getpid(), assignment.attempt, assignment.started, stacks=memory)
+    control = Control(layout, hello) if assignment.rendezvous.attended else NullControl()
     try:
-        departed = _train(layout, seat, control)
-        assignment = control.leave(departed[0]) if departed else None
-        return _next(layout, assignment, seat.rendezvous.store, departed[1]) if departed and assignment else 0
+        departed = _train(layout, assignment, control)
+        reassigned = control.leave(departed[0]) if departed else None
+        return _next(layout, reassigned, assignment.rendezvous.store, departed[1]) if departed and reassigned else 0
     except (EcrlError, OSError) as raised:
         if isinstance(raised, (ConnectionError, TimeoutError)):  # a peer's; a restart may help
             control.trouble(_unexpected(rank, raised))
@@ -99,28 +99,28 @@ def _unexpected(rank: int, error: Exception) -> RankError:
     return RankError(rank, first_line(error, 500), 1)
 
 
-def _train(layout: RunLayout, seat: RankAssignment, control: Control) -> tuple[LeftAttempt, CarriedState] | None:
+def _train(layout: RunLayout, assignment: RankAssignment, control: Control) -> tuple[LeftAttempt, CarriedState] | None:
     """Train one attempt; returns the message for the supervisor and the state to carry over if the attempt ended because peers died, else None."""
-    logs, rank = layout.attempt(seat.attempt), seat.rendezvous.rank
-    clock = SpanClock(Journal(logs.spans(rank)), seat.attempt, seat.started, "rendezvous" if seat.kept else "import")
+    logs, rank = layout.attempt(assignment.attempt), assignment.rendezvous.rank
+    clock = SpanClock(Journal(logs.spans(rank)), assignment.attempt, assignment.started, "rendezvous" if assignment.kept else "import")
     order = decode(AttemptSpec, read_json(logs.launch))
     control.attach()
     HeartbeatWriter(control.heartbeats, rank).phase("importing")
-    Injector(layout, seat.attempt, rank, order.pending).at_start("start", order)
+    Injector(layout, assignment.attempt, rank, order.pending).at_start("start", order)
     if rank == 0:
         control.progress(Progress(order.resume_step, "importing", monotonic()))
     config = read_run_config(layout).config
     if survivors_stay(config):
         from ecrl_cli.training.in_place_session import CarriedState  # imports torch, which is timed separately and comes after the Hello
 
-        assert seat.rendezvous.store is not None, "only ranks that share a store outlive others"
-        kept = seat.kept or CarriedState(seat.rendezvous.store, config.supervision.collective_timeout_s)
-        session: InPlaceSession = recovery_of(config).load_session()(config, layout, order, seat.rendezvous, clock, control)
+        assert assignment.rendezvous.store is not None, "only ranks that share a store outlive others"
+        kept = assignment.kept or CarriedState(assignment.rendezvous.store, config.supervision.collective_timeout_s)
+        session: InPlaceSession = recovery_of(config).load_session()(config, layout, order, assignment.rendezvous, clock, control)
         left = session.take_part(kept)
         return (left, kept) if left else None
     from ecrl_cli.training.session import Session
 
-    Session(config, layout, order, seat.rendezvous, clock, control).train()
+    Session(config, layout, order, assignment.rendezvous, clock, control).train()
     return None
 
 

@@ -96,7 +96,7 @@ class Deferral:
         waited = self.clock.switch(before) - began
         self.log.write("waited", self._step, stall_s=waited, stall_parts={COPY_WAIT: waited})
 
-    def settle(self) -> None:
+    def confirm_copy(self) -> None:
         """Wait for the copy and confirm it, where no update does: the writer can end the checkpoint, and free its buffer. The caller's clock runs."""
         if self._client is not None and self._client.unconfirmed:
             self._client.wait_copied(self.beat, _BEAT_S)

@@ -59,7 +59,7 @@ class OverlappedStrategy:
         if self._client is not None:
             self._context.clock.switch("write_wait")
             if self._deferral is not None:
-                self._deferral.settle()
+                self._deferral.confirm_copy()
             try:
                 self._client.wait_idle()
             except WriterGone:
@@ -81,7 +81,7 @@ class OverlappedStrategy:
         context, step = self._context, progress.global_step
         context.clock.switch("backpressure")
         if self._deferral is not None:
-            self._deferral.settle()  # if no update has followed the last checkpoint (a skipped one), the writer still holds its buffer
+            self._deferral.confirm_copy()  # if no update has followed the last checkpoint (a skipped one), the writer still holds its buffer
         try:
             client = self._ready(gathered)
             number, slot = client.take()

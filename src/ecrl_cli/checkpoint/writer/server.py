@@ -54,7 +54,7 @@ class WriterConnection:
         with self._lock, contextlib.suppress(OSError):
             self.channel.send(message, fd)
 
-    def settle(self, why: str) -> None:
+    def resolve_unconfirmed(self, why: str) -> None:
         """Queue the saves that wait for a confirmation; `why`: they are refused."""
         for save in self.unconfirmed:
             save(why)
@@ -111,7 +111,7 @@ class Writer:
         messages = client.channel.receive(wait=False)
         if messages is None:
             self._selector.unregister(client.channel.socket)
-            client.settle(UNCONFIRMED)
+            client.resolve_unconfirmed(UNCONFIRMED)
             self._jobs.put(lambda: self._part_with(client))
             return False
         does = {"open": self._open, "share": self._share, "save": self._received, "confirmed": self._confirmed, "drain": self._drain}
@@ -159,7 +159,7 @@ class Writer:
 
     def _confirmed(self, client: WriterConnection, message: dict[str, Any]) -> None:
         name = message["changed"]
-        client.settle(f"{name} was changed outside of the optimizer's step while it was copied" if name else "")
+        client.resolve_unconfirmed(f"{name} was changed outside of the optimizer's step while it was copied" if name else "")
 
     def _copy(self, client: WriterConnection, image: CheckpointImage, changes: int) -> bool:
         """Copy the tensors that rank 0 shares into the image; returns whether it is complete."""
@@ -182,7 +182,7 @@ class Writer:
         for other in others:
             while self._read(other):
                 pass
-            other.settle(UNCONFIRMED)
+            other.resolve_unconfirmed(UNCONFIRMED)
         self._jobs.put(lambda: client.tell({"kind": "drained"}))
 
     def _claim(self, client: WriterConnection) -> None:

@@ -65,51 +65,51 @@ def segment_s(length: float, mtbf: float, restart: float) -> float:
     return mtbf * math.exp(restart / mtbf) * math.expm1(length / mtbf)
 
 
-def expected_wall(course: JobSpec, work: float, mtbf: float) -> float:
+def expected_wall(spec: JobSpec, work: float, mtbf: float) -> float:
     """Expected wall time of `work` under exponential failures.
 
     Exact if every failure is fatal (Daly), or if none is and there are no checkpoints (Wald). In between an approximation: a segment is lengthened
     by the mean cost of its survived failures, then lost as a whole with the fatal ones.
     """
-    attempted = work * (1 + course.tax)
-    if course.fatal < 1:
-        attempted, stretch = attempted * _slowed(course, mtbf), _paused(course, mtbf)
+    attempted = work * (1 + spec.tax)
+    if spec.fatal < 1:
+        attempted, stretch = attempted * _slowed(spec, mtbf), _paused(spec, mtbf)
     else:
         stretch = 1.0
     if math.isinf(attempted) or math.isinf(stretch):
         return math.inf
-    if course.fatal == 0:
-        writes = 0.0 if math.isinf(course.interval) else math.ceil(attempted / course.interval - 1e-9) * course.checkpoint
+    if spec.fatal == 0:
+        writes = 0.0 if math.isinf(spec.interval) else math.ceil(attempted / spec.interval - 1e-9) * spec.checkpoint
         return (attempted + writes) * stretch
-    return _segments(course, attempted, stretch, mtbf)
+    return _segments(spec, attempted, stretch, mtbf)
 
 
-def exact(course: JobSpec) -> bool:
+def exact(spec: JobSpec) -> bool:
     """Whether `expected_wall` is exact here."""
-    return course.fatal == 1 or (course.fatal == 0 and math.isinf(course.interval))
+    return spec.fatal == 1 or (spec.fatal == 0 and math.isinf(spec.interval))
 
 
-def _segments(course: JobSpec, attempted: float, stretch: float, mtbf: float) -> float:
+def _segments(spec: JobSpec, attempted: float, stretch: float, mtbf: float) -> float:
     """Segment lengths: each interval and the rest, both with their checkpoint."""
-    fatal_mtbf = mtbf / course.fatal
-    restart = course.restart if course.fatal == 1 else fatal_mtbf * math.log1p(math.expm1(min(course.restart / mtbf, _MOST)) * mtbf / fatal_mtbf)
-    whole = math.floor(attempted / course.interval + 1e-9)
-    rest = max(0.0, attempted - whole * course.interval)
-    total = whole * segment_s((course.interval + course.checkpoint) * stretch, fatal_mtbf, restart)
-    return total + (segment_s((rest + course.checkpoint) * stretch, fatal_mtbf, restart) if rest > 1e-9 * course.interval else 0.0)
+    fatal_mtbf = mtbf / spec.fatal
+    restart = spec.restart if spec.fatal == 1 else fatal_mtbf * math.log1p(math.expm1(min(spec.restart / mtbf, _MOST)) * mtbf / fatal_mtbf)
+    whole = math.floor(attempted / spec.interval + 1e-9)
+    rest = max(0.0, attempted - whole * spec.interval)
+    total = whole * segment_s((spec.interval + spec.checkpoint) * stretch, fatal_mtbf, restart)
+    return total + (segment_s((rest + spec.checkpoint) * stretch, fatal_mtbf, restart) if rest > 1e-9 * spec.interval else 0.0)
 
 
-def _slowed(course: JobSpec, mtbf: float) -> float:
+def _slowed(spec: JobSpec, mtbf: float) -> float:
     """Work attempted in total, as survived failures lose some: A = W + (failures in A) x (loss of each)."""
-    lost = (1 - course.fatal) * (course.grain / 2 + course.debt * math.exp(min(course.pause / mtbf, _MOST)))
+    lost = (1 - spec.fatal) * (spec.grain / 2 + spec.debt * math.exp(min(spec.pause / mtbf, _MOST)))
     return 1 / (1 - lost / mtbf) if lost < mtbf else math.inf
 
 
-def _paused(course: JobSpec, mtbf: float) -> float:
+def _paused(spec: JobSpec, mtbf: float) -> float:
     """Wall time per second attempted: a pause P that starts again on a failure takes M (exp(P/M) - 1) on average."""
-    if course.pause / mtbf > _MOST:
+    if spec.pause / mtbf > _MOST:
         return math.inf
-    return 1 + (1 - course.fatal) * math.expm1(course.pause / mtbf)
+    return 1 + (1 - spec.fatal) * math.expm1(spec.pause / mtbf)
 
 
 WORKERS, INTERVAL, EFFICIENCY = 100_000, 120.0, 0.9
@@ -195,20 +195,20 @@ WORK = 1.37  # in MTBFs times EVENTS: an interval that does not divide the work 
 Walls = Callable[[JobSpec, float, np.random.Generator, int], Floats]
 
 
-def honest(course: JobSpec, work: float, rng: np.random.Generator, n: int) -> Floats:
-    return np.asarray(simulate(course, work, Failures(MTBF), rng, n).wall[0])
+def honest(spec: JobSpec, work: float, rng: np.random.Generator, n: int) -> Floats:
+    return np.asarray(simulate(spec, work, Failures(MTBF), rng, n).wall[0])
 
 
-def restarts_never_fail(course: JobSpec, work: float, rng: np.random.Generator, n: int) -> Floats:
+def restarts_never_fail(spec: JobSpec, work: float, rng: np.random.Generator, n: int) -> Floats:
     """Planted bug: a restart adds its seconds and cannot fail."""
-    walls = simulate(replace(course, restart=0.0), work, Failures(MTBF), rng, n)
-    return np.asarray(walls.wall[0] + course.restart * walls.failures[0])
+    walls = simulate(replace(spec, restart=0.0), work, Failures(MTBF), rng, n)
+    return np.asarray(walls.wall[0] + spec.restart * walls.failures[0])
 
 
-def checkpoints_never_fail(course: JobSpec, work: float, rng: np.random.Generator, n: int) -> Floats:
+def checkpoints_never_fail(spec: JobSpec, work: float, rng: np.random.Generator, n: int) -> Floats:
     """Planted bug: a checkpoint adds its seconds and cannot fail."""
-    walls = simulate(replace(course, checkpoint=0.0), work, Failures(MTBF), rng, n)
-    return np.asarray(walls.wall[0] + course.checkpoint * walls.checkpoints[0])
+    walls = simulate(replace(spec, checkpoint=0.0), work, Failures(MTBF), rng, n)
+    return np.asarray(walls.wall[0] + spec.checkpoint * walls.checkpoints[0])
 
 
 _STRUCK = "rollback: interval 1 M, checkpoint 0.1 M, restart 0.3 M"
@@ -239,8 +239,8 @@ def critical(cases: int, freedom: int) -> float:
 def check(name: str, rng: np.random.Generator, events: int = EVENTS, repetitions: int = REPETITIONS) -> Agreement:
     """Run the case `name` of CASES or PLANTED."""
     case, walls = PLANTED.get(name, (name, honest))
-    course, work = CASES[case], WORK * events * MTBF
-    return agreement(walls(course, work, rng, repetitions) / work, expected_wall(course, work, MTBF) / work)
+    spec, work = CASES[case], WORK * events * MTBF
+    return agreement(walls(spec, work, rng, repetitions) / work, expected_wall(spec, work, MTBF) / work)
 
 
 def agreement(found: Floats, expected: float) -> Agreement:

@@ -14,7 +14,7 @@ from ecrl_cli.replication.overhead import closed_forms
 from ecrl_cli.replication.overhead.closed_forms import daly, daly_first, exact, exact_interval, expected_wall, young
 from ecrl_cli.replication.overhead.record_index import Failure
 from ecrl_cli.replication.overhead.simulate import Failures, Floats, JobSpec, simulate, sweep
-from ecrl_cli.replication.overhead.strategies import BY_NAME, STRATEGIES, FailureScenario, Loss, Parts, checkpoint_restart, course, waiting
+from ecrl_cli.replication.overhead.strategies import BY_NAME, STRATEGIES, FailureScenario, Loss, Parts, checkpoint_restart, job_spec, waiting
 
 
 class Estimate(NamedTuple):
@@ -68,18 +68,18 @@ class Optimum:
     surely: float
 
 
-def search(course: JobSpec, failures: Failures, events: int, repetitions: int, rng: np.random.Generator) -> Optimum | None:
-    """The best interval of `course` (its own is ignored); None if a job with one of the intervals does not end."""
-    mtbf, cost = failures.mtbf, course.checkpoint
+def search(spec: JobSpec, failures: Failures, events: int, repetitions: int, rng: np.random.Generator) -> Optimum | None:
+    """The best interval of `spec` (its own is ignored); None if a job with one of the intervals does not end."""
+    mtbf, cost = failures.mtbf, spec.checkpoint
     named = {
         "young": young(cost, mtbf),
-        "daly_first": daly_first(cost, mtbf, course.restart),
+        "daly_first": daly_first(cost, mtbf, spec.restart),
         "daly": daly(cost, mtbf),
         "exact": exact_interval(cost, mtbf),
     }
     grid = np.geomspace(named["daly"] / FACTOR, named["daly"] * FACTOR, POINTS)
     work = max(events * mtbf, LEAST_INTERVALS * float(grid[-1]))
-    walls = sweep(replace(course, interval=math.inf), (*grid, *named.values()), work, failures, rng, repetitions).wall / work - 1
+    walls = sweep(replace(spec, interval=math.inf), (*grid, *named.values()), work, failures, rng, repetitions).wall / work - 1
     if not np.isfinite(walls).all():
         return None
     curve = walls[:POINTS]
@@ -170,7 +170,7 @@ class Experiments:
             for strategy in STRATEGIES:
                 if strategy.rolls_back and strategy.name in walls:
                     continue  # every failure is fatal here anyway
-                row, walls[strategy.name] = self._job(course(strategy, parts, scenario, mtbf, percent / 100), mtbf, seed)
+                row, walls[strategy.name] = self._job(job_spec(strategy, parts, scenario, mtbf, percent / 100), mtbf, seed)
                 every = None if strategy.rolls_back else percent
                 rows.append({"strategy": strategy.name, "fatal_percent": every, **row, "samples": strategy.samples(scenario.gone)})
             pairs += [{"fatal_percent": percent, **paired} for a, b in PAIRS if (paired := _paired(a, b, walls)) is not None]

@@ -170,7 +170,8 @@ def _wins(index: RecordIndex) -> Iterator[str]:
     for a, b in PAIRS:
         if mine := [row for row in index.pairs() if (row["a"], row["b"]) == (a, b)]:
             found = decided(mine)
-            yield f"{a} costs less than {b} in {found['wins']} of {len(mine)} cells, more in {found['loses']}; {found['open']} are not told apart."
+            less, more, alike = found["wins"], found["loses"], found["open"]
+            yield f"{a} costs less than {b} in {less} of {len(mine)} cells, more in {more}; {alike} are not statistically distinguishable."
 
 
 def _crossing(index: RecordIndex) -> Iterator[str]:

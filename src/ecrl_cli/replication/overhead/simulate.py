@@ -63,21 +63,21 @@ def system_mtbf(worker_mtbf: float, workers: int) -> float:
     return worker_mtbf / workers
 
 
-def simulate(course: JobSpec, work: float, failures: Failures, rng: np.random.Generator, repetitions: int) -> Walls:
+def simulate(spec: JobSpec, work: float, failures: Failures, rng: np.random.Generator, repetitions: int) -> Walls:
     """Simulate `work` seconds of work `repetitions` times. The same generator gives the same failures for every job."""
-    return sweep(course, (course.interval,), work, failures, rng, repetitions)
+    return sweep(spec, (spec.interval,), work, failures, rng, repetitions)
 
 
-def sweep(course: JobSpec, intervals: Sequence[float], work: float, failures: Failures, rng: np.random.Generator, repetitions: int) -> Walls:
+def sweep(spec: JobSpec, intervals: Sequence[float], work: float, failures: Failures, rng: np.random.Generator, repetitions: int) -> Walls:
     """Like `simulate`, for each of `intervals` under the same failures (common random numbers)."""
     every = np.array([[min(interval, _FOR_EVER)] for interval in intervals])
-    job = _Job(course, every, work * (1 + course.tax), repetitions)
+    job = _Job(spec, every, work * (1 + spec.tax), repetitions)
     for _ in range(200 + math.ceil(_PATIENCE * work / failures.mtbf)):
         gaps, shares, draws = failures.gaps(rng, repetitions), rng.random(repetitions), rng.random(repetitions)
         job.until_failure(gaps)
         if not job.active.any():
             break
-        job.fail(shares, draws < course.fatal)
+        job.fail(shares, draws < spec.fatal)
     return Walls(np.where(job.active, np.inf, job.wall), job.struck, job.written)
 
 
@@ -86,7 +86,7 @@ class _Job:
     """State of every repetition of every interval. `target`: seconds of work to attempt; `done`: up to the last checkpoint; `since`: done after
     it; `owed`: part of `target` added by failures since the last checkpoint; `down`: seconds to wait; `fallen`: back to the checkpoint."""
 
-    course: JobSpec
+    spec: JobSpec
     every: Floats
     work: float
     repetitions: int
@@ -104,7 +104,7 @@ class _Job:
         segment = np.minimum(self.every - self.since, self.target - self.done - self.since)
         rest = self.target - self.done - self.since - segment
         left = 1 + np.ceil(rest / self.every - _ROUNDING)
-        needed = segment + rest + left * self.course.checkpoint
+        needed = segment + rest + left * self.spec.checkpoint
         ends = self.active & (free >= needed)
         self.wall += np.where(ends, self.down + needed, np.where(self.active, gaps, 0.0))
         self.written += np.where(ends, left, 0.0)
@@ -115,7 +115,7 @@ class _Job:
 
     def _advance(self, free: Floats, segment: Floats) -> None:
         """Work for `free` seconds, fewer than are left."""
-        cost = self.course.checkpoint
+        cost = self.spec.checkpoint
         within = free < segment + cost
         behind = free - segment - cost
         whole = np.where(within, 0.0, np.floor(np.maximum(behind, 0.0) / (self.every + cost)))
@@ -128,13 +128,13 @@ class _Job:
 
     def fail(self, shares: Floats, fatal: NDArray[np.bool_]) -> None:
         """Apply a failure to all active jobs; those not fatally hit lose `shares` of the work in progress."""
-        course = self.course
+        spec = self.spec
         falls = self.active & (fatal | (self.waiting & self.fallen))
         self.target -= np.where(falls, self.owed, 0.0)
         self.owed = np.where(falls, 0.0, self.owed)
         self.since = np.where(falls, 0.0, self.since)
-        lost = np.where(self.active & ~falls, course.debt + np.where(self.waiting, 0.0, course.grain * shares), 0.0)
+        lost = np.where(self.active & ~falls, spec.debt + np.where(self.waiting, 0.0, spec.grain * shares), 0.0)
         self.target += lost
         self.owed += lost
         self.fallen = falls
-        self.down = np.where(falls, course.restart, course.pause)
+        self.down = np.where(falls, spec.restart, spec.pause)

@@ -184,7 +184,7 @@ def expected_loss(parts: Parts, every: float) -> Loss:
     return Loss(max(0.0, every / 2 - 0.5), 0.5)
 
 
-def course(strategy: Strategy, parts: Parts, scenario: FailureScenario, mtbf: float, fatal: float) -> JobSpec:
+def job_spec(strategy: Strategy, parts: Parts, scenario: FailureScenario, mtbf: float, fatal: float) -> JobSpec:
     """Job parameters under `strategy`; `fatal`: share of failures that leave no usable survivor state."""
     if strategy.rolls_back:
         interval = parts.every * parts.mini_batch if strategy.every_epoch else _interval(parts, mtbf)

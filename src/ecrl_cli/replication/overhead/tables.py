@@ -125,14 +125,14 @@ def optimum(index: RecordIndex) -> Table:
             for key, label in (("young", "Young"), ("daly_first", "Daly, first order"), ("daly", "Daly"), ("exact", "exact"))
         ),
         Column("simulated", "simulated best", "seconds"),
-        Column("alike_low", "not told apart low", "seconds"),
-        Column("alike_high", "not told apart high", "seconds"),
+        Column("alike_low", "not statistically distinguishable, low", "seconds"),
+        Column("alike_high", "not statistically distinguishable, high", "seconds"),
         *(Column(f"at_{key}", f"overhead at {label}", "share") for key, label in (("young", "Young"), ("daly", "Daly"), ("simulated", "the best"))),
     )
     rows = tuple(_optimum_row(row) for row in index.optima())
     note = (
-        "checkpoint_restart. Exact: the minimum of Daly's exact wall time. Not told apart: intervals whose paired difference to the best holds zero. "
-        "Left out: cells in which a job does not end with one of the intervals tried."
+        "checkpoint_restart. Exact: the minimum of Daly's exact wall time. Not statistically distinguishable: intervals "
+        "whose paired difference to the best holds zero. Left out: cells in which a job does not end with one of the intervals tried."
     )
     return Table("optimum", "The best checkpoint interval, by formula and by search", columns, rows, note)
 
@@ -210,12 +210,13 @@ def crossovers(index: RecordIndex) -> Table:
         Column("fatal", "fatal failures"),
         *(
             Column(key, label, "count")
-            for key, label in (("cells", "cells"), ("wins", "a costs less"), ("loses", "b costs less"), ("open", "not told apart"))
+            for key, label in (("cells", "cells"), ("wins", "a costs less"), ("loses", "b costs less"), ("open", "not statistically distinguishable"))
         ),
         Column("from_workers", "a costs less per failure from (workers)", "number"),
     )
     note = (
-        "Paired by repetition, under the same failures; told apart: the 95% interval of the difference does not hold zero. From: by the closed form."
+        "Paired by repetition, under the same failures; distinguishable: the 95% interval of the difference does not hold zero. "
+        "From: by the closed form."
     )
     return Table("crossovers", "Which of two strategies costs less", columns, tuple(rows), note)
 

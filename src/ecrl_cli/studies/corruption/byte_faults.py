@@ -14,7 +14,7 @@ from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoi
 from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.storage.writing import BLOCK
 from ecrl_cli.studies.corruption.content import PUBLISHED, committed, training_specs
-from ecrl_cli.studies.corruption.in_memory import ROOT, BytesFs, Counts, Files, Look, look_at, looked, outcome
+from ecrl_cli.studies.corruption.in_memory import ROOT, BytesFs, Counts, Files, Verdict, outcome, verdict_of, verify_files
 from ecrl_cli.studies.frame.store_fixture import GUARD
 from ecrl_cli.studies.frame.study import Arm, StudyContext, Trial, asked
 
@@ -104,13 +104,13 @@ def _random_trials(setting: StudyContext) -> list[Trial]:
 
 
 def run_random(setting: StudyContext, trial: Trial) -> dict[str, Any]:
-    rng, fault, tally = setting.rng(trial.key), str(trial.facts["fault"]), Counts()
+    rng, fault, counts = setting.rng(trial.key), str(trial.facts["fault"]), Counts()
     name, files = two_ranks(setting, rng.getrandbits(48), single=trial.facts["layout"] == "single")
     for number in range(int(trial.facts["injections"])):
         changed, where = injured(files, fault, rng)
-        look = look_at(changed, name)
-        tally.add(outcome(look, changed != files), look, changed != files, f"{number}: {where}")
-    return tally.found()
+        verdict = verify_files(changed, name)
+        counts.add(outcome(verdict, changed != files), verdict, changed != files, f"{number}: {where}")
+    return counts.found()
 
 
 def two_ranks(setting: StudyContext, seed: int, *, single: bool) -> tuple[str, dict[str, bytes]]:
@@ -191,21 +191,21 @@ def _exhaustive_trials(context: StudyContext) -> list[Trial]:
 
 
 def run_exhaustive(context: StudyContext, trial: Trial) -> dict[str, Any]:
-    layout, tally = str(trial.facts["layout"]), Counts()
+    layout, counts = str(trial.facts["layout"]), Counts()
     region = next(region for region in regions(context, layout) if region.name == trial.facts["file"])
     for number in range(trial.facts["start"], trial.facts["stop"]):
         data, where = region.mutated(number)
-        look = _look(context.shared(_files)[layout] | {region.name: data}, layout, region.name)
+        verdict = _verify(context.shared(_files)[layout] | {region.name: data}, layout, region.name)
         # no decision reads the pointer: whatever it says, recovery finds the newest checkpoint
         changed = region.name != LATEST
-        tally.add(outcome(look, changed), look, changed, where)
-    return tally.found()
+        counts.add(outcome(verdict, changed), verdict, changed, where)
+    return counts.found()
 
 
-def _look(files: dict[str, bytes], layout: str, name: str) -> Look:
+def _verify(files: dict[str, bytes], layout: str, name: str) -> Verdict:
     newest = _NAME if layout == "group" else _NAME + ".safetensors"
     if name != LATEST:
-        return look_at(files, newest)
+        return verify_files(files, newest)
     fs = BytesFs(files)
 
     def chosen() -> IntegrityReport:
@@ -213,7 +213,7 @@ def _look(files: dict[str, bytes], layout: str, name: str) -> Look:
         right = report is not None and report.path.name == newest
         return report if report and right else IntegrityReport(ROOT / newest, False, "pointer", "recovery chose another checkpoint")
 
-    return looked(chosen)
+    return verdict_of(chosen)
 
 
 def _small(context: StudyContext, *, single: bool) -> dict[str, bytes]:

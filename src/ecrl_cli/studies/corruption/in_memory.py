@@ -18,7 +18,7 @@ from ecrl_cli.studies.frame.store_fixture import GUARD
 
 
 @dataclass(frozen=True)
-class Look:
+class Verdict:
     """`layer`: the rejecting layer (empty: none). `untyped`: an exception from the integrity check, which promises to raise none."""
 
     layer: str = ""
@@ -30,20 +30,20 @@ class Look:
         return not self.layer and not self.untyped
 
 
-def looked(examine: Callable[[], IntegrityReport]) -> Look:
+def verdict_of(examine: Callable[[], IntegrityReport]) -> Verdict:
     """The verdict of `examine`."""
     try:
         report = examine()
     except Exception as error:  # any exception is a finding
-        return Look(untyped=f"{type(error).__name__}: {error}"[:200])
-    return Look() if report.ok else Look(report.layer or "?", report.reason)
+        return Verdict(untyped=f"{type(error).__name__}: {error}"[:200])
+    return Verdict() if report.ok else Verdict(report.layer or "?", report.reason)
 
 
-def outcome(look: Look, changed: bool) -> str:
+def outcome(verdict: Verdict, changed: bool) -> str:
     """The outcome class of one check of a checkpoint whose bytes were `changed` (if not, it must pass)."""
-    if look.untyped:
+    if verdict.untyped:
         return "untyped"
-    if look.accepted:
+    if verdict.accepted:
         return "silent_wrong" if changed else "new"
     return "detected"
 
@@ -112,10 +112,10 @@ def _refused(call: str, path: str, number: int) -> StorageError:
     return StorageError.of(call, path, OSError(number, os.strerror(number)))
 
 
-def look_at(files: Files, name: str) -> Look:
+def verify_files(files: Files, name: str) -> Verdict:
     """The integrity check's verdict on checkpoint `name` among `files`."""
     fs = BytesFs(files)
-    return looked(lambda: verify_checkpoint(ROOT / name, GUARD, fs))
+    return verdict_of(lambda: verify_checkpoint(ROOT / name, GUARD, fs))
 
 
 COUNTS = ("injections", "noops", "detected", "silent_wrong", "untyped", "noops_refused")
@@ -127,21 +127,21 @@ class Counts:
         self._layers: Counter[str] = Counter()
         self._first: dict[str, str] = {}
 
-    def add(self, outcome: str, look: Look, changed: bool, where: str) -> None:
+    def add(self, outcome: str, verdict: Verdict, changed: bool, where: str) -> None:
         """Add one injection at `where` with `outcome`. A rejection of an unchanged checkpoint is an error, too."""
         self._counts["injections"] += 1
         self._counts["noops"] += not changed
         if changed or outcome == "untyped":
-            self._count(outcome, look, where)
+            self._count(outcome, verdict, where)
         elif outcome == "detected":
-            self._count("noops_refused", look, where)
+            self._count("noops_refused", verdict, where)
 
-    def _count(self, what: str, look: Look, where: str) -> None:
+    def _count(self, what: str, verdict: Verdict, where: str) -> None:
         self._counts[what] += 1
         if what == "detected":
-            self._layers[look.layer] += 1
+            self._layers[verdict.layer] += 1
         else:
-            self._first.setdefault(what, f"{where}: {look.layer or look.untyped or 'accepted'}")
+            self._first.setdefault(what, f"{where}: {verdict.layer or verdict.untyped or 'accepted'}")
 
     def found(self) -> dict[str, Any]:
         """For the record: counts, counts by detecting layer, and one example of each kind of error."""

@@ -19,7 +19,7 @@ from ecrl_cli.checkpoint.store import catalog, integrity
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.safe_read import open_regular
 from ecrl_cli.studies.corruption import byte_faults, structural
-from ecrl_cli.studies.corruption.in_memory import look_at, outcome
+from ecrl_cli.studies.corruption.in_memory import outcome, verify_files
 from ecrl_cli.studies.frame.study import StudyContext, Trial, planted_arm
 
 Patches = list[tuple[Any, str, Any]]  # whose, what, by what
@@ -187,16 +187,16 @@ def _random(setting: StudyContext, mutant: str, fault: str, seen: Counter[str], 
     name, files = byte_faults.two_ranks(setting, rng.getrandbits(48), single=False)
     for _ in range(PER_FAULT):
         changed, where = byte_faults.injured(files, fault, rng)
-        usual = look_at(changed, name)
+        usual = verify_files(changed, name)
         with planted(mutant):
-            look = look_at(changed, name)
+            verdict = verify_files(changed, name)
         seen["cases"] += 1
-        ended = outcome(look, changed != files)
+        ended = outcome(verdict, changed != files)
         if ended in ("silent_wrong", "untyped"):
             seen["undetected" if ended == "silent_wrong" else "untyped"] += 1
             wrong.append(f"{fault} of {where}")
-        elif look.layer != usual.layer:
-            elsewhere[look.layer] += 1
+        elif verdict.layer != usual.layer:
+            elsewhere[verdict.layer] += 1
 
 
 PLANTED = planted_arm(every_name(), _run, "mutant")

@@ -19,7 +19,7 @@ from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.config.codec import decode
 from ecrl_cli.studies.corruption.byte_faults import PUBLISHED_FAULTS, zeros_over_zeros
 from ecrl_cli.studies.corruption.content import PUBLISHED, image_of, store_at, training_specs
-from ecrl_cli.studies.corruption.in_memory import Files, looked, outcome
+from ecrl_cli.studies.corruption.in_memory import Files, outcome, verdict_of
 from ecrl_cli.studies.frame.store_fixture import GUARD, files_under, part_digest
 from ecrl_cli.studies.frame.study import Arm, StudyContext, Trial, asked
 
@@ -132,9 +132,9 @@ def _run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
         before = files_under(path)
         name = injected(path, fault, rng)
         after = files_under(path)
-        look = looked(lambda: verify_checkpoint(path, GUARD))
+        verdict = verdict_of(lambda: verify_checkpoint(path, GUARD))
     changed = after != before
-    found = {"outcome": outcome(look, changed), "changed": changed, "layer": look.layer, "reason": look.reason or look.untyped}
+    found = {"outcome": outcome(verdict, changed), "changed": changed, "layer": verdict.layer, "reason": verdict.reason or verdict.untyped}
     return found | {"file": name, "mechanisms": seen_by(after)}
 
 

@@ -13,7 +13,7 @@ from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoi
 from ecrl_cli.checkpoint.store.synthetic import image_components
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.studies.corruption.content import STEPS, StoreFixture, fixture
-from ecrl_cli.studies.corruption.in_memory import looked
+from ecrl_cli.studies.corruption.in_memory import verdict_of
 from ecrl_cli.studies.corruption.structural_cases import GROUP, SINGLE, Row
 from ecrl_cli.studies.frame.store_fixture import GUARD, put_zero_device
 from ecrl_cli.studies.frame.study import Arm, Skip, StudyContext, Trial, asked
@@ -64,18 +64,18 @@ def run(setting: StudyContext, trial: Trial, judging: Callable[[], AbstractConte
 
 
 def _answers(made: StoreFixture, row: Row, suspect: Path) -> dict[str, Any]:
-    look = looked(lambda: verify_checkpoint(suspect, GUARD))
+    verdict = verdict_of(lambda: verify_checkpoint(suspect, GUARD))
     report, untyped = _recovered(made)
     recovered = report.global_step if report else None
     found: dict[str, Any] = {
-        "layer": look.layer,
-        "reason": look.reason,
+        "layer": verdict.layer,
+        "reason": verdict.reason,
         "recovered": recovered,
         "missed": list(missed(made)),
-        "untyped": look.untyped or untyped,
+        "untyped": verdict.untyped or untyped,
     }
     exact = bool(report and report.manifest and components(report.manifest) == image_components(made.image(report.global_step or 0)))
-    right = (look.layer, recovered, tuple(found["missed"])) == (row.layer, row.recovers, row.missed) and not found["untyped"]
+    right = (verdict.layer, recovered, tuple(found["missed"])) == (row.layer, row.recovers, row.missed) and not found["untyped"]
     return found | {"exact": exact, "as_expected": right and (recovered is None or exact == row.exact), "outcome": _outcome(found, exact)}
 
 

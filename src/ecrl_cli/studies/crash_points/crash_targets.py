@@ -21,7 +21,7 @@ from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.studies.crash_points.store_fixture import BACK_TO_BACK, STEP, VICTIM, log_of
 from ecrl_cli.studies.frame.store_fixture import Payload, store_config, write_mode
 from ecrl_cli.studies.frame.watched_fs import CrashingFs
-from ecrl_cli.studies.mutants.registry import PLANTED
+from ecrl_cli.studies.mutants.registry import STORE_MUTANTS
 
 NONE = "none"  # the reference: no kill
 DATA = "data"  # the one file of the single layout, with the step in its name
@@ -95,7 +95,7 @@ class Save:
     def store(self, run: RunLayout, fs: Fs, crash_point: CrashHook) -> CheckpointStore:
         if not self.planted:
             return CheckpointStore(run.checkpoints, store_config(self.mode), fs, crash_point)
-        planted = next(planted for planted in PLANTED if planted.name == self.planted)
+        planted = next(planted for planted in STORE_MUTANTS if planted.name == self.planted)
         return planted.store(run.checkpoints, store_config(self.mode), fs, crash_point)
 
 

@@ -13,10 +13,10 @@ from ecrl_cli.config.studies import CrashPoints
 from ecrl_cli.studies.crash_points.crash_server import memory_there
 from ecrl_cli.studies.crash_points.crash_targets import AFTER_MODEL, NONE, Save, survivor
 from ecrl_cli.studies.crash_points.findings import FIGURES, TABLES, gates, notes
-from ecrl_cli.studies.crash_points.trial import Bench, search, unseen
+from ecrl_cli.studies.crash_points.trial import CrashRig, search, unseen
 from ecrl_cli.studies.frame.store_fixture import Payload
 from ecrl_cli.studies.frame.study import Arm, Study, StudyContext, Trial, planted
-from ecrl_cli.studies.mutants.registry import PLANTED
+from ecrl_cli.studies.mutants.registry import STORE_MUTANTS
 
 KILL_AFTER_S = (0.5e-3, 20e-3)  # uniformly distributed
 
@@ -26,16 +26,16 @@ def in_memory(keys: CrashPoints) -> bool:
     return keys.in_memory and memory_there(keys.model_bytes + keys.optimizer_bytes)
 
 
-def _bench(context: StudyContext) -> Bench:
+def _rig(context: StudyContext) -> CrashRig:
     keys = context.keys
-    return Bench("memory" if in_memory(keys) else str(context.scratch), Payload(context.seed, keys.model_bytes, keys.optimizer_bytes))
+    return CrashRig("memory" if in_memory(keys) else str(context.scratch), Payload(context.seed, keys.model_bytes, keys.optimizer_bytes))
 
 
 def _points(context: StudyContext) -> Iterator[Trial]:
     """Round by round, so that machine drift affects all arms alike."""
-    keys, bench = context.keys, context.shared(_bench)
+    keys, rig = context.keys, context.shared(_rig)
     arms = [(mode, layout, strategy) for mode in keys.modes for layout in keys.layouts for strategy in keys.strategies]
-    visited = {(mode, layout): bench.visited(Save(mode, layout))[0] for mode, layout, _ in arms}
+    visited = {(mode, layout): rig.visited(Save(mode, layout))[0] for mode, layout, _ in arms}
     for number in range(max(keys.trials, keys.fewer)):
         for mode, layout, strategy in arms:
             for point in (NONE, *visited[mode, layout]):
@@ -54,7 +54,7 @@ def _count(keys: CrashPoints, layout: str, strategy: str, point: str) -> int:
 def _calls(context: StudyContext) -> Iterator[Trial]:
     for mode in context.keys.modes:
         for layout in context.keys.layouts:
-            for number, call in enumerate(context.shared(_bench).visited(Save(mode, layout))[1]):
+            for number, call in enumerate(context.shared(_rig).visited(Save(mode, layout))[1]):
                 facts = {"kind": "call", "mode": mode, "layout": layout, "strategy": "blocking", "call": number}
                 yield Trial(f"call/{mode}/{layout}/{number:03d}", facts | {"before": call.partition(" ")[0]})
 
@@ -67,16 +67,16 @@ def _kills(context: StudyContext) -> Iterator[Trial]:
 
 
 def _planted(context: StudyContext) -> Iterator[Trial]:
-    for bug in PLANTED:
+    for bug in STORE_MUTANTS:
         yield Trial(f"planted/{bug.name}", {"kind": "planted", "bug": bug.name, "step": bug.step, "unseen": unseen(bug)})
 
 
 def _crash(context: StudyContext, trial: Trial) -> dict[str, Any]:
-    return context.shared(_bench).crash(_save(trial), trial.facts["strategy"])
+    return context.shared(_rig).crash(_save(trial), trial.facts["strategy"])
 
 
 def _kill(context: StudyContext, trial: Trial) -> dict[str, Any]:
-    return context.shared(_bench).kill(_save(trial), context.rng(trial.key).uniform(*KILL_AFTER_S))
+    return context.shared(_rig).kill(_save(trial), context.rng(trial.key).uniform(*KILL_AFTER_S))
 
 
 def _save(trial: Trial) -> Save:
@@ -85,7 +85,7 @@ def _save(trial: Trial) -> Save:
 
 
 def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:
-    return {"seen": False} if trial.facts["unseen"] else {"seen": True, **search(context.shared(_bench), trial.facts["bug"])}
+    return {"seen": False} if trial.facts["unseen"] else {"seen": True, **search(context.shared(_rig), trial.facts["bug"])}
 
 
 STUDY = Study(

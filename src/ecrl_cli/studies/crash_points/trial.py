@@ -34,7 +34,7 @@ from ecrl_cli.studies.crash_points.store_fixture import (
 from ecrl_cli.studies.frame.child import JsonProgram
 from ecrl_cli.studies.frame.store_fixture import Payload
 from ecrl_cli.studies.frame.watched_fs import CrashingFs
-from ecrl_cli.studies.mutants.registry import PLANTED, Planted
+from ecrl_cli.studies.mutants.registry import STORE_MUTANTS, StoreMutant
 
 _TRIES = 5
 
@@ -73,7 +73,7 @@ def hand_over(run: RunLayout, plan: ImagePlan, image: CheckpointImage) -> bool:
     return True
 
 
-class Bench:
+class CrashRig:
     """`where`: the folder of the trials, or "memory"."""
 
     def __init__(self, where: str, payload: Payload) -> None:
@@ -171,18 +171,18 @@ UNSEEN = {
 }
 
 
-def unseen(planted: Planted) -> str:
+def unseen(planted: StoreMutant) -> str:
     """Why no kill can expose `planted`; empty if one can."""
     return UNSEEN.get(planted.name) or UNSEEN.get(planted.kind, "")
 
 
-def search(bench: Bench, name: str) -> dict[str, Any]:
+def search(rig: CrashRig, name: str) -> dict[str, Any]:
     """Kill the broken store before each of its calls, one crash per call; returns the first crash that exposes the bug."""
-    planted = next(planted for planted in PLANTED if planted.name == name)
+    planted = next(planted for planted in STORE_MUTANTS if planted.name == name)
     alive = Save(planted.mode, planted.layout, planted=name)
-    calls = bench.visited(alive)[1]
+    calls = rig.visited(alive)[1]
     for number, call in enumerate(calls):
-        if wrong := violation(bench.crash(replace(alive, call=number), "blocking")):
+        if wrong := violation(rig.crash(replace(alive, call=number), "blocking")):
             return {"found": True, "crashes": number + 1, "at": f"before {call.partition(' ')[0]}", "wrong": wrong}
     return {"found": False, "crashes": len(calls), "at": "", "wrong": ""}
 

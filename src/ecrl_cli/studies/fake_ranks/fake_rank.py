@@ -33,33 +33,33 @@ from ecrl_cli.storage.fs_wrapper import HeartbeatFs
 from ecrl_cli.training.control_client import Control, HeartbeatWriter, answer_stack_dumps
 from ecrl_cli.training.rendezvous import Rendezvous
 
-PART = "part.json"
+SCRIPT = "part.json"
 
 
 @dataclass(frozen=True)
 class FakeRankScript:
-    """Seconds of each start phase, of a step's own work, of a save, and of the last save on a stop request. `deeds`: misbehaviour by
-    "ATTEMPT/RANK/STEP" (ATTEMPT may be `any`): freeze, grasp, spin, skip, raise, exitN, SIGNAME. `heeds`: reaction to a stop request: yes, no, or
+    """Seconds of each start phase, of a step's own work, of a save, and of the last save on a stop request. `faults`: misbehaviour by
+    "ATTEMPT/RANK/STEP" (ATTEMPT may be `any`): freeze, grasp, spin, skip, raise, exitN, SIGNAME. `on_stop`: reaction to a stop request: yes, no, or
     alone (rank 0 does not coordinate). `side_thread`: a thread sends the rank's heartbeats."""
 
     start_s: float = 0.0
     step_s: float = 0.002
     save_s: float = 0.0
     last_save_s: float = 0.0
-    deeds: dict[str, str] = field(default_factory=dict)
-    heeds: str = "yes"
+    faults: dict[str, str] = field(default_factory=dict)
+    on_stop: str = "yes"
     side_thread: bool = False
 
-    def deed(self, attempt: int, rank: int, step: int) -> str:
-        return self.deeds.get(f"{attempt}/{rank}/{step}") or self.deeds.get(f"any/{rank}/{step}") or ""
+    def fault(self, attempt: int, rank: int, step: int) -> str:
+        return self.faults.get(f"{attempt}/{rank}/{step}") or self.faults.get(f"any/{rank}/{step}") or ""
 
 
-def write_part(layout: RunLayout, part: FakeRankScript) -> None:
-    write_json(layout.root / PART, encode(part))
+def write_script(layout: RunLayout, script: FakeRankScript) -> None:
+    write_json(layout.root / SCRIPT, encode(script))
 
 
-def part_of(layout: RunLayout) -> FakeRankScript:
-    return decode(FakeRankScript, read_json(layout.root / PART))
+def read_script(layout: RunLayout) -> FakeRankScript:
+    return decode(FakeRankScript, read_json(layout.root / SCRIPT))
 
 
 POLL_S = 0.0005
@@ -82,7 +82,7 @@ class FakeRank:
 
     def __init__(self, layout: RunLayout, attempt: int, rendezvous: Rendezvous, control: Control) -> None:
         self.layout, self.attempt, self.rank, self.world_size = layout, attempt, rendezvous.rank, rendezvous.world_size
-        self.control, self.pulse, self.part = control, HeartbeatWriter(control.heartbeats, rendezvous.rank), part_of(layout)
+        self.control, self.heartbeat, self.script = control, HeartbeatWriter(control.heartbeats, rendezvous.rank), read_script(layout)
         self.stored, self.logs = read_run_config(layout), layout.attempt(attempt)
         self.order = decode(AttemptSpec, read_json(self.logs.launch))
         self.step, self.until = self.order.resume_step, self.stored.config.target_steps
@@ -93,12 +93,12 @@ class FakeRank:
     def play(self) -> int:
         for phase in ("importing", "rendezvous", "loading"):
             self.at(phase)
-            time.sleep(self.part.start_s)
-        if self.part.side_thread:
+            time.sleep(self.script.start_s)
+        if self.script.side_thread:
             threading.Thread(target=self.pretend, daemon=True).start()
         self.check_stop()
         with closing(CheckpointStore(self.layout.checkpoints, StoreConfig.of(self.stored.config, self.stored.run_id))) as store:
-            store.fs = HeartbeatFs(store.fs, self.pulse.again)
+            store.fs = HeartbeatFs(store.fs, self.heartbeat.again)
             while self.step < self.until:
                 self.do()
                 self.check_stop()
@@ -107,22 +107,22 @@ class FakeRank:
         return self.leave()
 
     def at(self, phase: str) -> None:
-        self.pulse.phase(phase)
+        self.heartbeat.phase(phase)
         if self.rank == 0:
             self.control.progress(Progress(self.step, phase, monotonic(), 0.5))
 
     def do(self) -> None:
         """Do a step: own work, the exchange, the log line."""
         step = self.step + 1
-        self.pulse.step(step)
+        self.heartbeat.step(step)
         if step == self.order.resume_step + 1:
             self.at("forward")
         self.misbehave(step)
-        time.sleep(self.part.step_s)
-        self.pulse.phase("backward")
-        if self.part.deed(self.attempt, self.rank, step) != "skip":
+        time.sleep(self.script.step_s)
+        self.heartbeat.phase("backward")
+        if self.script.fault(self.attempt, self.rank, step) != "skip":
             self.exchange.meet()
-        self.pulse.phase("logging")
+        self.heartbeat.phase("logging")
         self.step = step
         self.journal.append(RankLine(step, 0, step - 1, self.rank, self.world_size, "", 0, 0.5, self.attempt, 0.0, monotonic(), wall()))
         self.at_training()
@@ -132,10 +132,10 @@ class FakeRank:
             self.control.progress(Progress(self.step, "training", monotonic(), 0.5))
 
     def check_stop(self) -> None:
-        behind = self.pulse.stop_behind(self.step)
-        if self.part.heeds == "alone" and self.rank == 0 and behind is not None:
+        behind = self.heartbeat.stop_behind(self.step)
+        if self.script.on_stop == "alone" and self.rank == 0 and behind is not None:
             behind = self.step
-        if self.part.heeds != "no" and behind is not None:
+        if self.script.on_stop != "no" and behind is not None:
             self.until = min(self.until, behind)
 
     def save(self, store: CheckpointStore) -> None:
@@ -145,38 +145,38 @@ class FakeRank:
             store.claim(self.attempt)
             image = synthetic_image(self.stored.config.seed, self.step, self.plan, self.stored.run_id, restorable=True)
             log.write("submitted", self.step, bytes=image.nbytes, inflight=1)
-            time.sleep(self.part.last_save_s if self.until < self.stored.config.target_steps else self.part.save_s)
+            time.sleep(self.script.last_save_s if self.until < self.stored.config.target_steps else self.script.save_s)
             save_and_record(store, image, self.attempt, log)
             log.close()
         self.exchange.meet()
 
     def leave(self) -> int:
-        self.pulse.phase("flushing")
+        self.heartbeat.phase("flushing")
         if self.rank == 0 and self.step == self.stored.config.target_steps:
             write_json(self.logs.final, encode(FinalState(self.step, self.attempt, monotonic(), wall(), "", "", "", "", 0.5)))
         return 0
 
     def misbehave(self, step: int) -> None:
         """Misbehave as the script has it for this step. A hang happens in the rank's own work, before the exchange."""
-        deed = self.part.deed(self.attempt, self.rank, step)
-        if deed == "freeze":
+        fault = self.script.fault(self.attempt, self.rank, step)
+        if fault == "freeze":
             os.kill(os.getpid(), signal.SIGSTOP)
-        elif deed == "grasp":
+        elif fault == "grasp":
             ctypes.PyDLL(None).sleep(3600)
-        elif deed == "spin":
+        elif fault == "spin":
             _spin()
-        elif deed == "raise":
+        elif fault == "raise":
             raise RuntimeError(f"planned, at step {step}")
-        elif deed.startswith("SIG"):
-            os.kill(os.getpid(), signal.Signals[deed])
-        elif deed.startswith("exit"):
-            os._exit(int(deed[4:]))
+        elif fault.startswith("SIG"):
+            os.kill(os.getpid(), signal.Signals[fault])
+        elif fault.startswith("exit"):
+            os._exit(int(fault[4:]))
 
     def pretend(self) -> None:
         """Planted bug: a heartbeat that does not come from the training loop."""
         while True:
             time.sleep(0.05)
-            self.pulse.again()
+            self.heartbeat.again()
 
 
 class Exchange:

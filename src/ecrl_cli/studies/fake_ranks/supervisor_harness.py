@@ -24,7 +24,7 @@ from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import AttemptSpec, Progress
 from ecrl_cli.records.run_config import read_run_config, write_run_config
-from ecrl_cli.studies.fake_ranks.fake_rank import FakeRankScript, write_part
+from ecrl_cli.studies.fake_ranks.fake_rank import FakeRankScript, write_script
 from ecrl_cli.studies.frame.limits import remaining
 from ecrl_cli.studies.frame.study import StudyContext
 from ecrl_cli.supervision.attempts.stop_signals import STOPPING
@@ -35,7 +35,7 @@ from ecrl_cli.supervision.launch.torchrun import TorchrunLauncher
 from ecrl_cli.supervision.launch.zygote import ZygoteLauncher
 from ecrl_cli.supervision.supervisor import supervise
 
-ACTOR = "ecrl_cli.studies.fake_ranks.fake_rank"
+FAKE_RANK_MODULE = "ecrl_cli.studies.fake_ranks.fake_rank"
 LIMIT_S = 1.0  # seconds without progress: the smallest limit that can be configured
 START_S = 3 * LIMIT_S  # the same, during a start or a save
 TRIAL_S = 120.0  # a longer trial counts as hung, whatever the supervisor reports
@@ -53,8 +53,8 @@ class Trigger:
 class TriggeringUI(SilentUI):
     """Runs `act` once when the trigger fires; records the console output."""
 
-    def __init__(self, cue: Trigger | None = None, act: Callable[[], None] = lambda: None) -> None:
-        self._cue, self._act, self._attempt = cue, act, -1
+    def __init__(self, trigger: Trigger | None = None, act: Callable[[], None] = lambda: None) -> None:
+        self._trigger, self._act, self._attempt = trigger, act, -1
         self.notes: list[str] = []
         self.acted_at: float | None = None
 
@@ -65,13 +65,19 @@ class TriggeringUI(SilentUI):
         self.notes.append(text)
 
     def progress(self, progress: Progress) -> None:
-        cue = self._cue
-        if cue and self._attempt == cue.attempt and progress.phase == cue.phase and progress.global_step >= cue.step and self.acted_at is None:
+        trigger = self._trigger
+        if (
+            trigger
+            and self._attempt == trigger.attempt
+            and progress.phase == trigger.phase
+            and progress.global_step >= trigger.step
+            and self.acted_at is None
+        ):
             self.acted_at = monotonic()
             self._act()
 
 
-class ActorLauncher:
+class FakeRankLauncher:
     """A real launcher that starts fake ranks."""
 
     def __init__(self, real: Launcher) -> None:
@@ -81,7 +87,7 @@ class ActorLauncher:
         """Warm up once for all trials."""
 
     def launch(self, spec: LaunchSpec) -> RunningAttempt:
-        return self._real.launch(replace(spec, module=ACTOR, preload=(ACTOR,)))
+        return self._real.launch(replace(spec, module=FAKE_RANK_MODULE, preload=(FAKE_RANK_MODULE,)))
 
     def close(self) -> None:
         """Do nothing; the launcher is reused by the next trial."""
@@ -99,7 +105,7 @@ class SupervisorOutcome:
     notes: list[str] = field(default_factory=list)
 
 
-class Stage:
+class SupervisorHarness:
     """A folder for one run at a time, and the launchers shared by all trials."""
 
     def __init__(self, scratch: Path) -> None:
@@ -107,25 +113,25 @@ class Stage:
         self._launchers: dict[str, Launcher] = {}
         self.number = 0
 
-    def launcher(self, kind: str) -> ActorLauncher:
+    def launcher(self, kind: str) -> FakeRankLauncher:
         if kind not in self._launchers:
             if LAUNCHERS.of(kind).warm:
-                zygote = ZygoteLauncher((ACTOR,))
+                zygote = ZygoteLauncher((FAKE_RANK_MODULE,))
                 zygote.warm(RunConfig())
                 self._launchers[kind] = zygote
             else:
                 self._launchers[kind] = TorchrunLauncher()
-        return ActorLauncher(self._launchers[kind])
+        return FakeRankLauncher(self._launchers[kind])
 
     @contextlib.contextmanager
-    def run(self, config: RunConfig, part: FakeRankScript) -> Iterator[RunLayout]:
+    def run(self, config: RunConfig, script: FakeRankScript) -> Iterator[RunLayout]:
         """Create a run directory; removed on exit."""
         self.number += 1
         layout = RunLayout((self._scratch / f"run{self.number}").resolve())
         layout.root.mkdir(parents=True)
         layout.failures.write_text(json.dumps(encode(plan(config))), encoding="utf-8")
         write_run_config(layout, config)
-        write_part(layout, part)
+        write_script(layout, script)
         try:
             yield layout
         finally:
@@ -135,7 +141,7 @@ class Stage:
     def supervise(self, config: RunConfig, layout: RunLayout, ui: TriggeringUI, kind: str = "zygote") -> SupervisorOutcome:
         launcher, began = self.launcher(kind), monotonic()
         code, said = 0, "completed"
-        with heard_by_nobody_else():
+        with stop_signals_ignored():
             try:
                 supervise(config, layout, ui, launcher)
             except EcrlError as error:
@@ -150,9 +156,9 @@ class Stage:
         self._launchers = {}
 
 
-def stage(context: StudyContext) -> Stage:
+def harness_of(context: StudyContext) -> SupervisorHarness:
     """Factory for `context.shared`."""
-    return Stage(context.scratch)
+    return SupervisorHarness(context.scratch)
 
 
 def settings(target_steps: int, every: int = 5, strategy: str = "blocking", **supervision: Any) -> RunConfig:
@@ -166,7 +172,7 @@ def settings(target_steps: int, every: int = 5, strategy: str = "blocking", **su
 
 
 @contextlib.contextmanager
-def heard_by_nobody_else() -> Iterator[None]:
+def stop_signals_ignored() -> Iterator[None]:
     """Ignore stop signals that come too late for the run: they are passed on to the caller, here the trial, which must not stop."""
     before = {number: signal.signal(number, lambda received, frame: None) for number in STOPPING}
     try:

@@ -22,10 +22,10 @@ from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.fake_ranks.fake_rank import FakeRankScript
 from ecrl_cli.studies.fake_ranks.supervisor_harness import (
-    ACTOR,
+    FAKE_RANK_MODULE,
     LIMIT_S,
     START_S,
-    Stage,
+    SupervisorHarness,
     SupervisorOutcome,
     Trigger,
     TriggeringUI,
@@ -50,7 +50,7 @@ class Case:
     """`run` returns the result, with whether it was `good`."""
 
     what: str
-    run: Callable[[Stage, random.Random], Found]
+    run: Callable[[SupervisorHarness, random.Random], Found]
 
 
 def _ended(ending: SupervisorOutcome, layout: RunLayout) -> Found:
@@ -87,13 +87,13 @@ def _limit(lines: Sequence[float], saving: bool) -> float:
     return max(START_S if saving else LIMIT_S, SupervisionConfig().hang_factor * max(after - before for before, after in pairwise(lines)))
 
 
-def deed(what: str, victims: tuple[int, ...], expected: str) -> Callable[[Stage, random.Random], Found]:
+def rank_fault(what: str, victims: tuple[int, ...], expected: str) -> Callable[[SupervisorHarness, random.Random], Found]:
     """`victims` do `what` at a random step of the first attempt; the second attempt completes."""
 
-    def run(stage: Stage, rng: random.Random) -> Found:
+    def run(harness: SupervisorHarness, rng: random.Random) -> Found:
         step, config = rng.randrange(8, STEPS), settings(STEPS)
-        with stage.run(config, FakeRankScript(deeds={f"0/{rank}/{step}": what for rank in victims})) as layout:
-            found = _ended(stage.supervise(config, layout, TriggeringUI()), layout)
+        with harness.run(config, FakeRankScript(faults={f"0/{rank}/{step}": what for rank in victims})) as layout:
+            found = _ended(harness.supervise(config, layout, TriggeringUI()), layout)
         named = what == "skip" or found["blamed"] == list(victims)  # a rank that skipped is ahead of the others, which cannot be detected
         recovered = found["outcomes"] == [expected, "completed"] and found["code"] == 0 and found["lineage"]
         return found | {"good": recovered and found["left"] == 0 and (expected != "hung" or (named and found["stacks"]))}
@@ -101,50 +101,50 @@ def deed(what: str, victims: tuple[int, ...], expected: str) -> Callable[[Stage,
     return run
 
 
-def writer_stopped(stage: Stage, rng: random.Random) -> Found:
+def writer_stopped(harness: SupervisorHarness, rng: random.Random) -> Found:
     """The background writer is stopped: it is replaced, and the ranks keep training."""
     config = settings(600, every=50, strategy="overlapped")
-    with stage.run(config, FakeRankScript(step_s=0.004)) as layout:
+    with harness.run(config, FakeRankScript(step_s=0.004)) as layout:
 
         def stop_it() -> None:
             (pid,) = [pid for pid in remaining(layout.root) if WRITER in _command(pid)]
             os.kill(pid, signal.SIGSTOP)
 
-        ending = stage.supervise(config, layout, TriggeringUI(Trigger("training", rng.randrange(5, 50)), stop_it))
+        ending = harness.supervise(config, layout, TriggeringUI(Trigger("training", rng.randrange(5, 50)), stop_it))
         found = _ended(ending, layout)
     replaced = [note for note in ending.notes if "writer" in note and "replaced" in note]
     return found | {"good": found["outcomes"] == ["completed"] and len(replaced) == 1 and found["left"] == 0}
 
 
-def slow_disk(stage: Stage, rng: random.Random) -> Found:
+def slow_disk(harness: SupervisorHarness, rng: random.Random) -> Found:
     """A save that takes several times the limit but makes progress: no hang may be reported."""
     config = settings(12, every=6)
     slow = RunConfig(**{**config.__dict__, "storage": config.storage.__class__(bytes_per_s=6000.0)})
-    with stage.run(slow, FakeRankScript()) as layout:
-        found = _ended(stage.supervise(slow, layout, TriggeringUI()), layout)
+    with harness.run(slow, FakeRankScript()) as layout:
+        found = _ended(harness.supervise(slow, layout, TriggeringUI()), layout)
     return found | {"good": found["outcomes"] == ["completed"] and found["left"] == 0}
 
 
-def agent(number: int, expected: list[str]) -> Callable[[Stage, random.Random], Found]:
+def agent(number: int, expected: list[str]) -> Callable[[SupervisorHarness, random.Random], Found]:
     """torchrun's agent gets signal `number` while its ranks step."""
 
-    def run(stage: Stage, rng: random.Random) -> Found:
+    def run(harness: SupervisorHarness, rng: random.Random) -> Found:
         config = settings(200, every=20, launcher="torchrun", start_timeout_s=60.0)
-        with stage.run(config, FakeRankScript(step_s=0.004)) as layout:
+        with harness.run(config, FakeRankScript(step_s=0.004)) as layout:
 
             def inject() -> None:
                 os.kill(processes.parent(_some_rank(layout)), number)
 
-            found = _ended(stage.supervise(config, layout, TriggeringUI(Trigger("training", rng.randrange(10, 40)), inject), "torchrun"), layout)
+            found = _ended(harness.supervise(config, layout, TriggeringUI(Trigger("training", rng.randrange(10, 40)), inject), "torchrun"), layout)
         return found | {"good": found["outcomes"] == expected and found["left"] == 0 and found["code"] == 0}
 
     return run
 
 
-def supervisor_killed(stage: Stage, rng: random.Random) -> Found:
+def supervisor_killed(harness: SupervisorHarness, rng: random.Random) -> Found:
     """SIGKILL to the supervisor: within two seconds no process of the run is left, and the next supervisor resumes."""
     config = settings(400, every=20, start_timeout_s=60.0)
-    with stage.run(config, FakeRankScript(step_s=0.004)) as layout:
+    with harness.run(config, FakeRankScript(step_s=0.004)) as layout:
         lone = subprocess.Popen(
             [sys.executable, "-m", "ecrl_cli.studies.hangs.programs", "supervise", str(layout.root)], stdout=subprocess.PIPE, text=True
         )
@@ -155,21 +155,21 @@ def supervisor_killed(stage: Stage, rng: random.Random) -> Found:
         alive = processes.wait_all(fds, GONE_WITHIN_S)
         for fd in fds:
             os.close(fd)
-        found = _ended(stage.supervise(config, layout, TriggeringUI()), layout)
+        found = _ended(harness.supervise(config, layout, TriggeringUI()), layout)
     good = len(fds) >= 2 and not alive and found["outcomes"][-1] == "completed" and found["lineage"] and found["left"] == 0
     return found | {"alive": len(alive), "good": good}
 
 
-def zombie(stage: Stage, rng: random.Random) -> Found:
+def zombie(harness: SupervisorHarness, rng: random.Random) -> Found:
     """A writer of the first attempt stops before its commit and continues after a newer attempt has finished: it is fenced, nothing changes."""
     config = settings(STEPS)
-    with stage.run(config, FakeRankScript(deeds={f"0/1/{rng.randrange(8, STEPS)}": "exit1"})) as layout:
+    with harness.run(config, FakeRankScript(faults={f"0/1/{rng.randrange(8, STEPS)}": "exit1"})) as layout:
         late = subprocess.Popen(
             [sys.executable, "-m", "ecrl_cli.studies.hangs.programs", "write", str(layout.root)], stdout=subprocess.PIPE, text=True
         )
         with _ended_at_last(late):
             os.waitid(os.P_PID, late.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-            found = _ended(stage.supervise(config, layout, TriggeringUI()), layout)
+            found = _ended(harness.supervise(config, layout, TriggeringUI()), layout)
             before = whole(layout)
             late.send_signal(signal.SIGCONT)
             said, _ = late.communicate(timeout=ANSWER_S)
@@ -177,39 +177,39 @@ def zombie(stage: Stage, rng: random.Random) -> Found:
     return found | {"late": said.strip(), "good": said.strip() == "fenced" and before == after and found["outcomes"] == ["died", "completed"]}
 
 
-def crash_loop(stage: Stage, rng: random.Random) -> Found:
+def crash_loop(harness: SupervisorHarness, rng: random.Random) -> Found:
     """The same step fails in every attempt: after two attempts without progress the run ends and names the step and the cause."""
     step, config = rng.randrange(8, STEPS), settings(STEPS)
-    with stage.run(config, FakeRankScript(deeds={f"any/0/{step}": "raise"})) as layout:
-        found = _ended(stage.supervise(config, layout, TriggeringUI()), layout)
+    with harness.run(config, FakeRankScript(faults={f"any/0/{step}": "raise"})) as layout:
+        found = _ended(harness.supervise(config, layout, TriggeringUI()), layout)
     return found | {"good": (found["outcomes"], found["code"], found["left"]) == (["died"] * 3, 7, 0)}
 
 
-def budget(stage: Stage, rng: random.Random) -> Found:
+def budget(harness: SupervisorHarness, rng: random.Random) -> Found:
     """Each attempt makes a little progress and dies: there are exactly as many attempts as the restart budget allows."""
     config, allowed = settings(STEPS, every=2), rng.randrange(1, 4)
     config = settings(STEPS, every=2, max_restarts=allowed)
-    deeds = {f"{attempt}/{attempt % 2}/{9 + 4 * attempt}": "SIGKILL" for attempt in range(6)}
-    with stage.run(config, FakeRankScript(deeds=deeds)) as layout:
-        found = _ended(stage.supervise(config, layout, TriggeringUI()), layout)
+    faults = {f"{attempt}/{attempt % 2}/{9 + 4 * attempt}": "SIGKILL" for attempt in range(6)}
+    with harness.run(config, FakeRankScript(faults=faults)) as layout:
+        found = _ended(harness.supervise(config, layout, TriggeringUI()), layout)
     return found | {"good": (found["outcomes"], found["code"], found["left"]) == (["died"] * (allowed + 1), 7, 0)}
 
 
-def hang_loop(stage: Stage, rng: random.Random) -> Found:
+def hang_loop(harness: SupervisorHarness, rng: random.Random) -> Found:
     """The same step hangs in every attempt: exit code 6."""
     config = settings(STEPS)
-    with stage.run(config, FakeRankScript(deeds={f"any/1/{rng.randrange(8, STEPS)}": "spin"})) as layout:
-        found = _ended(stage.supervise(config, layout, TriggeringUI()), layout)
+    with harness.run(config, FakeRankScript(faults={f"any/1/{rng.randrange(8, STEPS)}": "spin"})) as layout:
+        found = _ended(harness.supervise(config, layout, TriggeringUI()), layout)
     return found | {"good": (found["outcomes"], found["code"], found["left"]) == (["hung"] * 3, 6, 0)}
 
 
-def overload(stage: Stage, rng: random.Random) -> Found:
+def overload(harness: SupervisorHarness, rng: random.Random) -> Found:
     """Twice as many busy processes as processors, at the smallest configurable limit: no false alarm."""
     config = settings(400, every=40)
     busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(2 * len(os.sched_getaffinity(0)))]
     try:
-        with stage.run(config, FakeRankScript()) as layout:
-            found = _ended(stage.supervise(config, layout, TriggeringUI()), layout)
+        with harness.run(config, FakeRankScript()) as layout:
+            found = _ended(harness.supervise(config, layout, TriggeringUI()), layout)
     finally:
         for process in busy:
             process.kill()
@@ -218,16 +218,16 @@ def overload(stage: Stage, rng: random.Random) -> Found:
 
 
 CASES: tuple[Case, ...] = (
-    Case("SIGSTOP of one rank", deed("freeze", (1,), "hung")),
-    Case("SIGSTOP of rank 0", deed("freeze", (0,), "hung")),
-    Case("SIGSTOP of all ranks", deed("freeze", (0, 1), "hung")),
-    Case("asleep with Python's lock", deed("grasp", (1,), "hung")),
-    Case("spins without progress", deed("spin", (0,), "hung")),
-    Case("one rank skips a collective", deed("skip", (1,), "hung")),
-    Case("SIGSEGV", deed("SIGSEGV", (1,), "died")),
-    Case("SIGABRT", deed("SIGABRT", (0,), "died")),
-    Case("os._exit(0) early", deed("exit0", (1,), "hung")),
-    Case("exit 1", deed("exit1", (0,), "died")),
+    Case("SIGSTOP of one rank", rank_fault("freeze", (1,), "hung")),
+    Case("SIGSTOP of rank 0", rank_fault("freeze", (0,), "hung")),
+    Case("SIGSTOP of all ranks", rank_fault("freeze", (0, 1), "hung")),
+    Case("asleep with Python's lock", rank_fault("grasp", (1,), "hung")),
+    Case("spins without progress", rank_fault("spin", (0,), "hung")),
+    Case("one rank skips a collective", rank_fault("skip", (1,), "hung")),
+    Case("SIGSEGV", rank_fault("SIGSEGV", (1,), "died")),
+    Case("SIGABRT", rank_fault("SIGABRT", (0,), "died")),
+    Case("os._exit(0) early", rank_fault("exit0", (1,), "hung")),
+    Case("exit 1", rank_fault("exit1", (0,), "died")),
     Case("SIGSTOP of the writer", writer_stopped),
     Case("a slow disk", slow_disk),
     Case("SIGKILL of the agent", agent(signal.SIGKILL, ["died", "completed"])),
@@ -261,4 +261,4 @@ def _command(pid: int) -> str:
 
 
 def _some_rank(layout: RunLayout) -> int:
-    return next(pid for pid in remaining(layout.root) if ACTOR in _command(pid) and "torch.distributed" not in _command(pid))
+    return next(pid for pid in remaining(layout.root) if FAKE_RANK_MODULE in _command(pid) and "torch.distributed" not in _command(pid))

@@ -109,7 +109,7 @@ class HearsTheWriterAlways(HangDetector):
 
 
 @dataclass(frozen=True)
-class Planted:
+class DetectorMutant:
     """A broken detector and the scenario that it fails."""
 
     name: str
@@ -126,8 +126,8 @@ class Planted:
         return bool((slow if self.story == "slow" else suspended)(made, rng))
 
 
-PLANTED = (
-    Planted("counts time in which it did not look", TrustsTheClock, "suspended"),
-    Planted("a timeout that does not adapt", NeverLearns, "slow"),
-    Planted("takes the writer's life for the ranks'", HearsTheWriterAlways, "standing"),
+DETECTOR_MUTANTS = (
+    DetectorMutant("counts time in which it did not look", TrustsTheClock, "suspended"),
+    DetectorMutant("a timeout that does not adapt", NeverLearns, "slow"),
+    DetectorMutant("takes the writer's life for the ranks'", HearsTheWriterAlways, "standing"),
 )

@@ -17,7 +17,7 @@ from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.errors import Fenced
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
-from ecrl_cli.studies.fake_ranks.supervisor_harness import Stage, Trigger, TriggeringUI
+from ecrl_cli.studies.fake_ranks.supervisor_harness import SupervisorHarness, Trigger, TriggeringUI
 
 STEP = 4  # a step at which no attempt saves
 
@@ -25,8 +25,8 @@ STEP = 4  # a step at which no attempt saves
 def supervise(root: Path) -> None:
     layout = RunLayout(root)
     ui = TriggeringUI(Trigger("training", 10), lambda: print_line("steps"))
-    with closing(Stage(root)) as stage:
-        stage.supervise(read_run_config(layout).config, layout, ui)
+    with closing(SupervisorHarness(root)) as harness:
+        harness.supervise(read_run_config(layout).config, layout, ui)
 
 
 def write(root: Path) -> None:

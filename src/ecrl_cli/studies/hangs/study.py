@@ -16,7 +16,7 @@ from ecrl_cli.config.studies import Hangs
 from ecrl_cli.errors import plural
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.fake_ranks.fake_rank import FakeRankScript
-from ecrl_cli.studies.fake_ranks.supervisor_harness import LIMIT_S, TRIAL_S, Stage, Trigger, TriggeringUI, settings, stage
+from ecrl_cli.studies.fake_ranks.supervisor_harness import LIMIT_S, TRIAL_S, SupervisorHarness, Trigger, TriggeringUI, harness_of, settings
 from ecrl_cli.studies.frame.gates import OVER, all_of, by_design, mutants_found
 from ecrl_cli.studies.frame.limits import shared_memory
 from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, planted
@@ -43,7 +43,7 @@ def _named(arm: str, what: str, n: int) -> Trial:
 def _case(context: StudyContext, trial: Trial) -> dict[str, Any]:
     case = next(case for case in CASES if case.what == trial.facts["what"])
     before = shared_memory()
-    found = case.run(context.shared(stage), context.rng(trial.key))
+    found = case.run(context.shared(harness_of), context.rng(trial.key))
     return found | {"shared_memory": sorted(shared_memory() - before)}
 
 
@@ -57,21 +57,21 @@ def _story(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def _planted_trials(context: StudyContext) -> list[Trial]:
-    bugs = (*(bug.name for bug in detector_scenarios.PLANTED), SIDE_THREAD)
+    bugs = (*(bug.name for bug in detector_scenarios.DETECTOR_MUTANTS), SIDE_THREAD)
     return [Trial(f"planted/{bug}", {"arm": "planted", "what": bug}) for bug in bugs]
 
 
 def _planted(context: StudyContext, trial: Trial) -> dict[str, Any]:
     if trial.facts["what"] == SIDE_THREAD:
-        return {"shown": _side_thread(context.shared(stage))}
-    bug = next(bug for bug in detector_scenarios.PLANTED if bug.name == trial.facts["what"])
+        return {"shown": _side_thread(context.shared(harness_of))}
+    bug = next(bug for bug in detector_scenarios.DETECTOR_MUTANTS if bug.name == trial.facts["what"])
     return {"shown": bug.shown(context.rng(trial.key))}
 
 
-def _side_thread(harness: Stage) -> bool:
+def _side_thread(harness: SupervisorHarness) -> bool:
     """Planted bug: a spinning rank is not detected while one of its threads sends heartbeats."""
     config, spun = settings(STEPS), 20
-    script = FakeRankScript(deeds={f"0/1/{spun}": "spin"}, side_thread=True)
+    script = FakeRankScript(faults={f"0/1/{spun}": "spin"}, side_thread=True)
 
     def wait() -> None:
         signal.setitimer(signal.ITIMER_REAL, 5 * LIMIT_S)
@@ -116,7 +116,7 @@ def _in_time(results: Results) -> Iterator[Gate]:
 def _notes(results: Results) -> tuple[str, ...]:
     return (
         by_design(results, "trials ended as promised"),
-        "Ranks are actors without torch that keep step through shared memory and save through the product's store; real training fails in the "
+        "Ranks are fakes without torch that keep step through shared memory and save through the product's store; real training fails in the "
         "tests and by the failure group.",
         "An agent that is stopped once its ranks have met is not needed any more: the run completes without a restart.",
         "Not tried here: a process that SIGKILL does not end (it sits in the kernel), a partition between machines, a full disk, a run directory "

@@ -10,7 +10,7 @@ from typing import Any
 
 from ecrl_cli.studies.hostile.inputs import all_inputs
 from ecrl_cli.studies.hostile.readers import read_input
-from ecrl_cli.studies.hostile.store_fixture import Stage
+from ecrl_cli.studies.hostile.store_fixture import FixtureTemplate
 from ecrl_cli.supervision.launch.child_environment import child_environment
 
 BEGIN, END = "/ecrl-look-begins", "/ecrl-look-ends"
@@ -71,12 +71,12 @@ def _touched(line: str) -> str:
 
 
 def main(folder: str, seed: str, every: str) -> None:
-    stage, found = Stage(Path(folder), int(seed)), all_inputs()
+    template, found = FixtureTemplate(Path(folder), int(seed)), all_inputs()
     Path(folder).mkdir()
-    with stage.fixture() as fixture:
+    with template.fixture() as fixture:
         read_input(found["COMMIT/another step"], fixture)  # import everything that is imported on first use
     for key in keys(int(every)):
-        with stage.fixture() as fixture:
+        with template.fixture() as fixture:
             found[key].act(fixture)
             Path(BEGIN).exists()
             read_input(found[key], fixture)

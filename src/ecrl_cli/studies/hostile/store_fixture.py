@@ -62,7 +62,7 @@ class RunFixture:
         forge(self.group, lambda manifest: None, {name: data})
 
 
-class Stage:
+class FixtureTemplate:
     """The untouched fixture, made once and copied for every input."""
 
     def __init__(self, folder: Path, seed: int) -> None:

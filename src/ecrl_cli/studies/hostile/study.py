@@ -19,7 +19,7 @@ from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, count, fact, m
 from ecrl_cli.studies.hostile import audit, pickles
 from ecrl_cli.studies.hostile.inputs import all_inputs
 from ecrl_cli.studies.hostile.readers import COMMAND_S, PROGRAMS, ROOM, isolated, measured
-from ecrl_cli.studies.hostile.store_fixture import RunFixture, Stage
+from ecrl_cli.studies.hostile.store_fixture import FixtureTemplate, RunFixture
 
 INPUTS = 120  # minimum number
 GROWTH = 64 * 2**20  # bytes of memory beyond the size of the input
@@ -47,13 +47,13 @@ def _input_trials(context: StudyContext) -> Iterator[Trial]:
             yield Trial(f"input/{key}", {"arm": "input", "input": key, "group": one.group, "look": one.look.split()[0]})
 
 
-def _stage(context: StudyContext) -> Stage:
-    return Stage(context.scratch / "stage", context.seed)
+def _template(context: StudyContext) -> FixtureTemplate:
+    return FixtureTemplate(context.scratch / "stage", context.seed)
 
 
 def _try(context: StudyContext, trial: Trial) -> dict[str, Any]:
     hostile = all_inputs()[trial.facts["input"]]
-    with context.shared(_stage).fixture() as fixture:
+    with context.shared(_template).fixture() as fixture:
         payload = _bytes(fixture)
         hostile.act(fixture)
         payload = min(max(payload, _bytes(fixture)), 2**30)

@@ -83,21 +83,21 @@ class After:
 
 def run_cases(operation: str, cell: StoreSetup, fault: Fault, seen: Seen, wrap: Wrapper | None = None) -> Counts:
     """Fail the first call, then the second, and so on until the operation completes without a fault. With `wrap`, up to the first violation."""
-    tally = Counts()
+    counts = Counts()
     for at in range(1, CALLS + 1):
         after = run_case(OPERATIONS[operation], cell, replace(fault, at=at), wrap)
         struck, wrong = bool(after.fs.struck), judge(after, seen)
-        tally.cases += struck
+        counts.cases += struck
         if wrong:
-            tally.violations += 1
-            tally.first = tally.first or f"call {at} ({after.fs.struck[0].call if struck else 'none failed'}): {plain('; '.join(wrong[:2]))}"
+            counts.violations += 1
+            counts.first = counts.first or f"call {at} ({after.fs.struck[0].call if struck else 'none failed'}): {plain('; '.join(wrong[:2]))}"
         elif struck:
-            tally.errors += after.error is not None
-            tally.successes += after.error is None
-            tally.stepped_back += after.stepped_back
+            counts.errors += after.error is not None
+            counts.successes += after.error is None
+            counts.stepped_back += after.stepped_back
         if not struck or (wrong and wrap is not None):
-            return tally
-    return replace(tally, violations=tally.violations + 1, first=tally.first or f"hung: calls still fail at call {CALLS}")
+            return counts
+    return replace(counts, violations=counts.violations + 1, first=counts.first or f"hung: calls still fail at call {CALLS}")
 
 
 def run_case(operation: Operation, cell: StoreSetup, fault: Fault, wrap: Wrapper | None = None) -> After:

@@ -68,7 +68,7 @@ def _save(store: CheckpointStore, cell: StoreSetup, step: int = NEXT) -> int:
     return step
 
 
-def _settle(store: CheckpointStore, cell: StoreSetup) -> int:
+def _update_pointers_and_retire(store: CheckpointStore, cell: StoreSetup) -> int:
     """Update the pointers, then retire, in a process without cached verdicts."""
     with suppress(StorageError):  # as in the store: a pointer that cannot be written does not prevent retiring
         store.point(store.root / cell.name(NEXT), {"epoch": 0, "global_step": NEXT, "world_size": 1})
@@ -91,7 +91,7 @@ OPERATIONS = {
     for operation in (
         Operation("save", _save, saves=True),
         Operation("save again", partial(_save, step=NEWEST), saves=True),
-        Operation("settle", _settle, history=(OLD, NEWEST, NEXT)),
+        Operation("settle", _update_pointers_and_retire, history=(OLD, NEWEST, NEXT)),
         Operation("recover", lambda store, cell: recovered_step(store), recovers=True, modes=False),
         Operation("claim", _claim, stale=True, modes=False),
         Operation("set aside", _set_aside, damaged=True),

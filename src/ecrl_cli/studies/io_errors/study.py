@@ -67,10 +67,10 @@ def _run_planted(context: StudyContext, trial: Trial) -> dict[str, Any]:
     cases = 0
     for persistence in _PERSISTENCE:
         fault = Fault(kind, 1, persistence != "once", scope)
-        tally = run_cases("save", StoreSetup("group", "atomic_dirsync"), fault, {}, wrap)
-        cases += tally.cases
-        if tally.violations:
-            return {"found": True, "cases": cases, "first": f"{kind} {persistence}, {tally.first}"}
+        counts = run_cases("save", StoreSetup("group", "atomic_dirsync"), fault, {}, wrap)
+        cases += counts.cases
+        if counts.violations:
+            return {"found": True, "cases": cases, "first": f"{kind} {persistence}, {counts.first}"}
     return {"found": False, "cases": cases, "first": ""}
 
 

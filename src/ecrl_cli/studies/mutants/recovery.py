@@ -82,28 +82,28 @@ LIVE_BUGS: dict[str, tuple[str, str]] = {
         "ecrl_cli.training.skip_session",
         """
     import torch
-    settle = module.SkipSession.settle_step
+    original = module.SkipSession.resolve_interrupted_step
     def with_zero_gradients(self):
-        settled = settle(self)
-        if settled.redone:
+        resolved = original(self)
+        if resolved.redone:
             for parameter in self.loop.train_state.model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
             self.loop.train_state.optimizer.step()
-        return settled
-    module.SkipSession.settle_step = with_zero_gradients
+        return resolved
+    module.SkipSession.resolve_interrupted_step = with_zero_gradients
 """,
     ),
     "the cursor stays at the dropped mini-batch": (
         "ecrl_cli.training.skip_session",
         """
-    settle = module.SkipSession.settle_step
+    original = module.SkipSession.resolve_interrupted_step
     def without_cursor(self):
         before = self.loop and self.loop.sampler.state_dict()
-        settled = settle(self)
-        if settled.redone:
+        resolved = original(self)
+        if resolved.redone:
             self.loop.sampler.load_state_dict(before)
-        return settled
-    module.SkipSession.settle_step = without_cursor
+        return resolved
+    module.SkipSession.resolve_interrupted_step = without_cursor
 """,
     ),
     "the dead are not buried": ("ecrl_cli.records.heartbeat_table", "\n    module.HeartbeatTable.mark_dead = lambda self, rank: None\n"),
@@ -113,13 +113,13 @@ LIVE_BUGS: dict[str, tuple[str, str]] = {
 @contextmanager
 def unburied(bug: str) -> Iterator[None]:
     """Patches the supervisor's part of a bug in this process."""
-    bury = HeartbeatTable.mark_dead
+    mark_dead = HeartbeatTable.mark_dead
     if bug == "the dead are not buried":
         HeartbeatTable.mark_dead = lambda self, rank: None  # type: ignore[method-assign]
     try:
         yield
     finally:
-        HeartbeatTable.mark_dead = bury  # type: ignore[method-assign]
+        HeartbeatTable.mark_dead = mark_dead  # type: ignore[method-assign]
 
 
 _PLANT = """

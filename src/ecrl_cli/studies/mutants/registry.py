@@ -16,9 +16,8 @@ from ecrl_cli.studies.mutants.store import (
     AcknowledgesBeforeTheRename,
     AcknowledgesBeforeTheSync,
     CommitsBeforeTheParts,
-    Look,
+    MutantStore,
     OverwritesInPlace,
-    PlantedStore,
     RenamesBeforeTheManifest,
     RetiresBeforeTheRename,
     RetiresBeforeTheSync,
@@ -26,6 +25,7 @@ from ecrl_cli.studies.mutants.store import (
     SweepsWhatIsOld,
     TrustsThePointer,
     UnlinksThePartsFirst,
+    VerifyCheckpoint,
     blind_at,
     names_only,
     sizes_only,
@@ -82,7 +82,7 @@ class ForgetsTheNewName(RootedFs):
 
 
 @dataclass(frozen=True)
-class Planted:
+class StoreMutant:
     """`step`: the protocol step that it breaks. `kind`: order | sync | guard. `mode`, `layout`: where it shows.
 
     `situation`: the workload of the power-loss model in which it shows.
@@ -95,46 +95,48 @@ class Planted:
     layout: str = "group"
     situation: str = "one"
     make_fs: MakeFs | None = None
-    make_store: type[PlantedStore] = PlantedStore
-    examine: Look = verify_checkpoint
+    make_store: type[MutantStore] = MutantStore
+    verifier: VerifyCheckpoint = verify_checkpoint
 
     def wrapped(self, fs: Fs, root: Path) -> Fs:
         """The file system with the bug; `fs` itself if the bug is elsewhere."""
         return self.make_fs(fs, root) if self.make_fs else fs
 
-    def store(self, root: Path, config: StoreConfig, fs: Fs, crash_point: CrashHook = lambda name: None) -> PlantedStore:
+    def store(self, root: Path, config: StoreConfig, fs: Fs, crash_point: CrashHook = lambda name: None) -> MutantStore:
         """The broken store at `root`, on `fs`."""
         made = self.make_store(root, config, self.wrapped(fs, root), crash_point)
-        made.look = self.examine
+        made.verifier = self.verifier
         return made
 
 
-def _no_fsync(file: str) -> Planted:
-    return Planted(f"no_fsync_{file.partition('.')[0].lower()}", f"fsync of {file}", "sync", make_fs=forgets_files(lambda path: path.name == file))
+def _no_fsync(file: str) -> StoreMutant:
+    return StoreMutant(
+        f"no_fsync_{file.partition('.')[0].lower()}", f"fsync of {file}", "sync", make_fs=forgets_files(lambda path: path.name == file)
+    )
 
 
-def _no_fsync_single(suffix: str, what: str) -> Planted:
+def _no_fsync_single(suffix: str, what: str) -> StoreMutant:
     make_fs = forgets_files(lambda path: path.name.startswith(STAGE_PREFIX) and path.name.endswith(suffix))
-    return Planted(f"no_fsync_single_{what}", f"fsync of a single file's {what}", "sync", layout="single", make_fs=make_fs)
+    return StoreMutant(f"no_fsync_single_{what}", f"fsync of a single file's {what}", "sync", layout="single", make_fs=make_fs)
 
 
-def _no_fsyncdir(name: str, step: str, situation: str, make_fs: MakeFs) -> Planted:
-    return Planted(name, step, "sync", situation=situation, make_fs=make_fs)
+def _no_fsyncdir(name: str, step: str, situation: str, make_fs: MakeFs) -> StoreMutant:
+    return StoreMutant(name, step, "sync", situation=situation, make_fs=make_fs)
 
 
-def _order(name: str, step: str, store: type[PlantedStore], situation: str = "one", mode: str = "atomic_dirsync") -> Planted:
-    return Planted(name, step, "order", mode, situation=situation, make_store=store)
+def _order(name: str, step: str, store: type[MutantStore], situation: str = "one", mode: str = "atomic_dirsync") -> StoreMutant:
+    return StoreMutant(name, step, "order", mode, situation=situation, make_store=store)
 
 
-def _integrity_bug(name: str, step: str, look: Look) -> Planted:
-    return Planted(name, step, "guard", "unsafe", examine=look)
+def _integrity_bug(name: str, step: str, verifier: VerifyCheckpoint) -> StoreMutant:
+    return StoreMutant(name, step, "guard", "unsafe", verifier=verifier)
 
 
-PLANTED: tuple[Planted, ...] = (
+STORE_MUTANTS: tuple[StoreMutant, ...] = (
     *(_no_fsync(file) for file in (MODEL, OPTIMIZER, RNG, TRAIN, MANIFEST, COMMIT)),
     _no_fsync_single(".safetensors", "data"),
     _no_fsync_single(".json", "sidecar"),
-    Planted("close_as_sync", "every fsync of a file", "sync", make_fs=forgets_files(lambda path: True)),
+    StoreMutant("close_as_sync", "every fsync of a file", "sync", make_fs=forgets_files(lambda path: True)),
     _no_fsyncdir("no_stage_sync", "fsync of the stage", "one", forgets_folders(lambda path, root: path.name.startswith(STAGE_PREFIX))),
     _no_fsyncdir("no_root_sync", "fsync of checkpoints/ after the rename", "one", ForgetsTheNewName),
     _no_fsyncdir("no_parent_sync", "fsync of the run directory", "first", forgets_folders(lambda path, root: path == root.parent)),

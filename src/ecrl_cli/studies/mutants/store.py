@@ -22,17 +22,17 @@ from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
 from ecrl_cli.storage.safe_read import open_regular, read_small
 from ecrl_cli.studies.mutants import override
 
-Look = Callable[[Path, IntegrityConfig | None, Fs | None], IntegrityReport]
+VerifyCheckpoint = Callable[[Path, IntegrityConfig | None, Fs | None], IntegrityReport]
 
 
-def blind_at(layer: str) -> Look:
+def blind_at(layer: str) -> VerifyCheckpoint:
     """Whatever the integrity check would reject at `layer` passes, and later layers do not see it."""
 
-    def look(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
+    def verifier(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
         report = verify_checkpoint(path, config, fs)
         return _passed(report) if report.layer == layer else report
 
-    return look
+    return verifier
 
 
 def sizes_only(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
@@ -57,17 +57,17 @@ def _passed(report: IntegrityReport) -> IntegrityReport:
     return replace(report, ok=True, layer="", reason="", global_step=step)
 
 
-class PlantedStore(CheckpointStore):
+class MutantStore(CheckpointStore):
     """A store with a given integrity check. Methods overridden in subclasses are the bug."""
 
-    look: Look = staticmethod(verify_checkpoint)
+    verifier: VerifyCheckpoint = staticmethod(verify_checkpoint)
 
     @override
     def verify(self, path: Path) -> IntegrityReport:
-        return self.look(path, self.config.integrity, self.fs)
+        return self.verifier(path, self.config.integrity, self.fs)
 
 
-class _Reordered(PlantedStore):
+class _Reordered(MutantStore):
     """A minimal save without conflict check and fencing, with the steps in the right order."""
 
     @override
@@ -252,7 +252,7 @@ class TrustsThePointer(_Reordered):
         return ResumeChoice(report if report.ok else None, ())
 
 
-class SweepsWhatIsOld(PlantedStore):
+class SweepsWhatIsOld(MutantStore):
     """Sweeps all names but the newest, without verifying that one."""
 
     @override
@@ -262,7 +262,7 @@ class SweepsWhatIsOld(PlantedStore):
             catalog.discard(self.fs, catalog.quarantine(self.fs, entry, TRASH_PREFIX))
 
 
-class UnlinksThePartsFirst(PlantedStore):
+class UnlinksThePartsFirst(MutantStore):
     """Retires without the trash, COMMIT last: a partly deleted checkpoint still has its commit."""
 
     @override

@@ -16,11 +16,11 @@ from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.studies.frame.store_fixture import store_config
 from ecrl_cli.studies.frame.study import StudyContext, Trial
-from ecrl_cli.studies.mutants.registry import PLANTED, Planted
+from ecrl_cli.studies.mutants.registry import STORE_MUTANTS, StoreMutant
 from ecrl_cli.studies.power_loss.model_disk import MODELS, Forest
 from ecrl_cli.studies.power_loss.model_invariants import RecoveryOracle
 from ecrl_cli.studies.power_loss.model_trial import Limits, ModelTrial, broken
-from ecrl_cli.studies.power_loss.workloads import ROOT, WORKLOADS, Bench, honest, played, published
+from ecrl_cli.studies.power_loss.workloads import ROOT, WORKLOADS, WorkloadRun, honest, played, published
 
 PUBLISHED = "two"  # the published protocol's workload
 _PROMISED = "atomic_dirsync"  # tried exhaustively: a state left out could be the one that breaks the promise
@@ -32,7 +32,7 @@ class ModelArm:
 
     def __init__(self, setting: StudyContext) -> None:
         self._setting, self._config = setting, setting.config.study
-        self._planted = {each.name: each for each in PLANTED}
+        self._planted = {each.name: each for each in STORE_MUTANTS}
 
     def plan(self) -> Sequence[Trial]:
         chosen = [each for each in WORKLOADS if each in self._config.model_workloads]
@@ -45,7 +45,7 @@ class ModelArm:
         ]
         trials += [self._cell("published", mode, "group", PUBLISHED, model) for model in MODELS for mode in self._config.modes]
         if self._config.planted:
-            trials += [Trial(f"model/planted/{each.name}", {"arm": "planted", **_facts(each)}) for each in PLANTED]
+            trials += [Trial(f"model/planted/{each.name}", {"arm": "planted", **_facts(each)}) for each in STORE_MUTANTS]
         return trials
 
     def run(self, trial: Trial) -> dict[str, Any]:
@@ -54,13 +54,13 @@ class ModelArm:
             return hunt(self._planted[trial.facts["name"]], seed, rng)
         facts = trial.facts
         single = facts["layout"] == "single"
-        bench = played(facts["workload"], Bench(facts["mode"], single, seed, published if facts["arm"] == "published" else honest))
+        workload_run = played(facts["workload"], WorkloadRun(facts["mode"], single, seed, published if facts["arm"] == "published" else honest))
         judge = RecoveryOracle(Forest(), seed, single)
-        cell = ModelTrial(bench, facts["model"], judge, self._limits(facts), rng)
+        cell = ModelTrial(workload_run, facts["model"], judge, self._limits(facts), rng)
         for _ in cell.judged():
             pass
-        tally = asdict(cell.tally) | {"outcomes": dict(sorted(cell.tally.outcomes.items()))}
-        found = {"calls": len(bench.fs.log), **tally, "distinct": len(cell.seen), "examined": judge.examined, "recoveries": judge.recoveries}
+        counts = asdict(cell.counts) | {"outcomes": dict(sorted(cell.counts.outcomes.items()))}
+        found = {"calls": len(workload_run.fs.log), **counts, "distinct": len(cell.seen), "examined": judge.examined, "recoveries": judge.recoveries}
         if facts["arm"] == "ours":
             found["second"] = cell.second()
             if facts["model"] == "X":
@@ -81,7 +81,7 @@ class ModelArm:
         return -(-int(self._config.model_folders) // cells)
 
 
-def _facts(planted: Planted) -> dict[str, Any]:
+def _facts(planted: StoreMutant) -> dict[str, Any]:
     names = ("name", "step", "kind", "mode", "layout", "situation")
     return {name: getattr(planted, name) for name in names}
 
@@ -89,21 +89,21 @@ def _facts(planted: Planted) -> dict[str, Any]:
 STATES = 1024  # states per moment; a planted bug that shows in none of them counts as not found
 
 
-def hunt(planted: Planted, seed: int, rng: random.Random, states: int = STATES) -> dict[str, Any]:
+def hunt(planted: StoreMutant, seed: int, rng: random.Random, states: int = STATES) -> dict[str, Any]:
     """The first state that breaks the promise, under the mildest model that has one: `found`, `model`, `outcome` and `state` in words."""
     tried = 0
     for model in MODELS:
         single = planted.layout == "single"
-        bench = played(planted.situation, Bench(planted.mode, single, seed, lambda fs, config: planted.store(ROOT, config, fs)))
-        cell = ModelTrial(bench, model, RecoveryOracle(Forest(), seed, single, planted.examine, recovery(planted)), Limits(states, 0), rng)
+        workload_run = played(planted.situation, WorkloadRun(planted.mode, single, seed, lambda fs, config: planted.store(ROOT, config, fs)))
+        cell = ModelTrial(workload_run, model, RecoveryOracle(Forest(), seed, single, planted.verifier, recovery(planted)), Limits(states, 0), rng)
         for _, found in cell.judged():
             if broken(planted.mode, model, found):
-                return {"found": True, "model": model, "outcome": found, "state": cell.tally.examples[0], "tried": tried + len(cell.seen)}
+                return {"found": True, "model": model, "outcome": found, "state": cell.counts.examples[0], "tried": tried + len(cell.seen)}
         tried += len(cell.seen)
     return {"found": False, "model": "", "outcome": "", "state": "", "tried": tried}
 
 
-def recovery(planted: Planted) -> Any:
+def recovery(planted: StoreMutant) -> Any:
     """How the broken store chooses, if it differs from the sound one."""
     if planted.make_store.newest_valid is CheckpointStore.newest_valid:
         return None

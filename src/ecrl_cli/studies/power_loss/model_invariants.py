@@ -18,7 +18,7 @@ from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.memory_fs import ModelFs
-from ecrl_cli.studies.mutants.store import Look
+from ecrl_cli.studies.mutants.store import VerifyCheckpoint
 from ecrl_cli.studies.power_loss.model_disk import Forest, Names
 from ecrl_cli.studies.power_loss.workloads import ROOT, RUN, image_of
 
@@ -82,11 +82,11 @@ def outcome(found: Recovered, acked: int, begun: int) -> str:
 
 
 class RecoveryOracle:
-    """Judges the states of one disk. `look`: the integrity check. `recover`: the store's own way to choose, if not the catalog's."""
+    """Judges the states of one disk. `verify`: the integrity check. `recover`: the store's own way to choose, if not the catalog's."""
 
-    def __init__(self, forest: Forest, seed: int, single: bool, look: Look = verify_checkpoint, recover: Recover | None = None) -> None:
+    def __init__(self, forest: Forest, seed: int, single: bool, verify: VerifyCheckpoint = verify_checkpoint, recover: Recover | None = None) -> None:
         self.forest, self.seed, self.single = forest, seed, single
-        self._look, self._recover = look, recover
+        self._verify, self._recover = verify, recover
         self._verdicts: list[Verdict] = []
         self._numbers: dict[object, int] = {}  # characters of a verdict's text
         self._examined: dict[tuple[str, int, int], int] = {}
@@ -143,7 +143,7 @@ class RecoveryOracle:
     def _asked(self, path: Path, fs: Fs, number: int) -> Verdict:
         """The integrity check must never raise; if it does, so will recovery."""
         try:
-            report = self._look(path, _GUARD, fs)
+            report = self._verify(path, _GUARD, fs)
         except (Hung, Exception) as trouble:
             return Verdict(IntegrityReport(path, ok=False), False, trouble)
         return Verdict(report, report.ok and self._right(number, report))

@@ -17,7 +17,7 @@ from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.storage.memory_fs import Folder, Link, Tree
 from ecrl_cli.studies.power_loss.model_disk import MARK, Disk, Forest
 from ecrl_cli.studies.power_loss.model_invariants import RecoveryOracle, outcome
-from ecrl_cli.studies.power_loss.workloads import ROOT, Bench
+from ecrl_cli.studies.power_loss.workloads import ROOT, WorkloadRun
 
 OUTCOMES = ("new", "previous", "lost_ack", "lost_all", "detected", "empty_ok", "silent_wrong", "untyped", "hung")
 LOST = ("lost_ack", "lost_all")
@@ -63,25 +63,25 @@ class Limits:
 class ModelTrial:
     """A recorded workload with its disk and its oracle."""
 
-    def __init__(self, bench: Bench, model: str, judge: RecoveryOracle, limits: Limits, rng: random.Random) -> None:
-        self.bench, self.model, self.judge, self.limits, self.rng = bench, model, judge, limits, rng
+    def __init__(self, workload_run: WorkloadRun, model: str, judge: RecoveryOracle, limits: Limits, rng: random.Random) -> None:
+        self.workload_run, self.model, self.judge, self.limits, self.rng = workload_run, model, judge, limits, rng
         self.forest: Forest = judge.forest
-        self.tally = Counts()
+        self.counts = Counts()
         self.seen: dict[tuple[int, int, int], str] = {}
-        self._damaged = judge.halves(self.forest.plant(bench.begins_with))
+        self._damaged = judge.halves(self.forest.plant(workload_run.begins_with))
 
     def judged(self) -> Iterator[tuple[int, str]]:
         """Every state of every moment, once each: (calls made, outcome). Updates the counts."""
-        disk = Disk(self.forest, self.bench.start, self.model, self.limits.states, self.rng)
-        for calls in range(len(self.bench.fs.log) + 1):
+        disk = Disk(self.forest, self.workload_run.start, self.model, self.limits.states, self.rng)
+        for calls in range(len(self.workload_run.fs.log) + 1):
             if calls:
-                disk.take(self.bench.fs.log[calls - 1])
-            acked, begun = newest(self.bench.acked, calls), newest(self.bench.begun, calls)
+                disk.take(self.workload_run.fs.log[calls - 1])
+            acked, begun = newest(self.workload_run.acked, calls), newest(self.workload_run.begun, calls)
             states = disk.states()
-            self.tally.moments += 1
-            self.tally.exhausted += states.whole
-            self.tally.reachable += states.total
-            self.tally.built += len(states.numbers)
+            self.counts.moments += 1
+            self.counts.exhausted += states.whole
+            self.counts.reachable += states.total
+            self.counts.built += len(states.numbers)
             for state in states.numbers:
                 if (key := (state, acked, begun)) not in self.seen:
                     self.seen[key] = found = self._judge(state, acked, begun)
@@ -92,19 +92,23 @@ class ModelTrial:
         recovered = self.judge.recovered(state)
         found = outcome(recovered, acked, begun)
         if found in LOST:
-            lost = {step for _, step in self.bench.acked if (recovered.step or 0) < step <= acked}
-            self.tally.deepest = max(self.tally.deepest, len(lost))
-        if whole_commits(self.bench.mode, self.model) and not broken(self.bench.mode, self.model, found) and self.judge.halves(state) - self._damaged:
+            lost = {step for _, step in self.workload_run.acked if (recovered.step or 0) < step <= acked}
+            self.counts.deepest = max(self.counts.deepest, len(lost))
+        if (
+            whole_commits(self.workload_run.mode, self.model)
+            and not broken(self.workload_run.mode, self.model, found)
+            and self.judge.halves(state) - self._damaged
+        ):
             return "half"
         return found
 
     def _count(self, calls: int, state: int, found: str) -> None:
-        self.tally.outcomes[found] += 1
-        if broken(self.bench.mode, self.model, found) and len(self.tally.examples) < _EXAMPLES:
-            self.tally.examples.append(f"{found} {self.moment(calls)}: {self.described(state)}")
+        self.counts.outcomes[found] += 1
+        if broken(self.workload_run.mode, self.model, found) and len(self.counts.examples) < _EXAMPLES:
+            self.counts.examples.append(f"{found} {self.moment(calls)}: {self.described(state)}")
 
     def moment(self, calls: int) -> str:
-        return f"after call {calls} of {len(self.bench.fs.log)} ({shown(self.bench, calls - 1)})" if calls else "before the first call"
+        return f"after call {calls} of {len(self.workload_run.fs.log)} ({shown(self.workload_run, calls - 1)})" if calls else "before the first call"
 
     def described(self, state: int) -> str:
         """The content of checkpoints/, and recovery's verdict on it."""
@@ -141,13 +145,13 @@ class ModelTrial:
     def _second_from(self, state: int, acked: int, begun: int) -> Iterator[tuple[int, str, int]]:
         tree = self.forest.tree(state)
         assert isinstance(tree, dict)
-        bench = Bench(self.bench.mode, self.bench.single, self.bench.seed, self.bench.make)
-        bench.opened(tree)
-        bench.recover(2)
-        bench.store.close()
-        disk = Disk(self.forest, bench.start, self.model, self.limits.states, self.rng)
+        workload_run = WorkloadRun(self.workload_run.mode, self.workload_run.single, self.workload_run.seed, self.workload_run.make)
+        workload_run.opened(tree)
+        workload_run.recover(2)
+        workload_run.store.close()
+        disk = Disk(self.forest, workload_run.start, self.model, self.limits.states, self.rng)
         seen = {state}
-        for calls, op in enumerate(bench.fs.log, 1):
+        for calls, op in enumerate(workload_run.fs.log, 1):
             disk.take(op)
             for after in disk.states().numbers:
                 if after not in seen:
@@ -220,11 +224,11 @@ def sizes(forest: Forest, number: int) -> str:
     return "" if isinstance(thing, Link) else "/{" + ", ".join(name + sizes(forest, below) for name, below in thing) + "}"
 
 
-def shown(bench: Bench, place: int) -> str:
+def shown(workload_run: WorkloadRun, place: int) -> str:
     """A call, with the name that its node had then, without the random suffix."""
-    log = bench.fs.log
+    log = workload_run.fs.log
     op = log[place]
-    names = {number: name for node in bench.start.values() if isinstance(node, Folder) for name, number in node.names.items()}
+    names = {number: name for node in workload_run.start.values() if isinstance(node, Folder) for name, number in node.names.items()}
     for earlier in log[: place + 1]:
         if earlier.kind in ("mkdir", "create", "symlink", "rename"):
             names[earlier.node] = earlier.target[1] or earlier.name

@@ -35,7 +35,7 @@ def image_of(seed: int, step: int, single: bool) -> CheckpointImage:
 
 
 @dataclass
-class Bench:
+class WorkloadRun:
     """A store on an in-memory file system. `begun`, `acked`: (calls made by then, step). `start`: the nodes when the calls began, `begins_with`:
     the same as a tree."""
 
@@ -62,7 +62,7 @@ class Bench:
         self.acked.append((len(self.fs.log), step))
         return saved, image
 
-    def save_and_settle(self, step: int, attempt: int = 0) -> None:
+    def save_and_retire(self, step: int, attempt: int = 0) -> None:
         self.store.update_pointers_and_retire(*self.save(step, attempt))
 
     def recover(self, attempt: int) -> None:
@@ -89,114 +89,114 @@ class Bench:
         return max(index for index, op in enumerate(self.fs.log) if op.kind == "write" and op.node == data[-1])
 
 
-def first(bench: Bench) -> None:
+def first(run: WorkloadRun) -> None:
     """An empty disk, without checkpoints/."""
-    bench.store.claim(0)
-    bench.save(1)
+    run.store.claim(0)
+    run.save(1)
 
 
-def one(bench: Bench) -> None:
-    _claimed(bench)
-    bench.save(1)
+def one(run: WorkloadRun) -> None:
+    _claimed(run)
+    run.save(1)
 
 
-def two(bench: Bench) -> None:
-    _claimed(bench)
-    bench.save(1)
-    bench.save(2)
+def two(run: WorkloadRun) -> None:
+    _claimed(run)
+    run.save(1)
+    run.save(2)
 
 
-def pointer(bench: Bench) -> None:
-    _claimed(bench)
-    bench.save_and_settle(1)
+def pointer(run: WorkloadRun) -> None:
+    _claimed(run)
+    run.save_and_retire(1)
 
 
-def retention(bench: Bench) -> None:
+def retention(run: WorkloadRun) -> None:
     """Keeps two: the third save retires the first."""
-    _claimed(bench)
+    _claimed(run)
     for step in (1, 2, 3):
-        bench.save_and_settle(step)
+        run.save_and_retire(step)
 
 
-def overlapped(bench: Bench) -> None:
+def overlapped(run: WorkloadRun) -> None:
     """Two in flight: the second was submitted before the first was written, and follows immediately."""
-    _claimed(bench)
-    images = [image_of(bench.seed, step, bench.single) for step in (1, 2)]
-    bench.begun += [(0, image.stamp.global_step) for image in images]
+    _claimed(run)
+    images = [image_of(run.seed, step, run.single) for step in (1, 2)]
+    run.begun += [(0, image.stamp.global_step) for image in images]
     for step in (1, 2):
-        bench.save_and_settle(step)
+        run.save_and_retire(step)
 
 
-def stale_stage(bench: Bench) -> None:
+def stale_stage(run: WorkloadRun) -> None:
     """A writer died halfway through a part; the next attempt saves the same step."""
-    _claimed(bench)
-    bench.save(1)
-    bench.acked.clear()
-    bench.opened(bench.tree(bench.half_written()))
-    bench.store.claim(1)
-    bench.save(1, 1)
+    _claimed(run)
+    run.save(1)
+    run.acked.clear()
+    run.opened(run.tree(run.half_written()))
+    run.store.claim(1)
+    run.save(1, 1)
 
 
-def rejected(bench: Bench) -> None:
+def rejected(run: WorkloadRun) -> None:
     """The newest checkpoint is damaged; its step is saved again."""
-    _claimed(bench)
-    bench.save(1)
-    bench.save(2)
-    tree = bench.tree()
+    _claimed(run)
+    run.save(1)
+    run.save(2)
+    tree = run.tree()
     name = step_name(2)
-    folder, part = (tree["checkpoints"], name + ".safetensors") if bench.single else (tree["checkpoints"][name], MODEL)
+    folder, part = (tree["checkpoints"], name + ".safetensors") if run.single else (tree["checkpoints"][name], MODEL)
     folder[part] = folder[part][:-1] + bytes([folder[part][-1] ^ 1])
-    bench.acked.pop()  # lost by damage, not by power loss
-    bench.opened(tree)
-    bench.store.claim(1)
-    bench.save(2, 1)
+    run.acked.pop()  # lost by damage, not by power loss
+    run.opened(tree)
+    run.store.claim(1)
+    run.save(2, 1)
 
 
-def again(bench: Bench) -> None:
+def again(run: WorkloadRun) -> None:
     """A replay saves an existing step again, then the next one."""
-    _claimed(bench)
-    bench.save(1)
-    bench.opened(bench.tree())
-    bench.store.claim(1)
-    bench.save(1, 1)
-    bench.save(2, 1)
+    _claimed(run)
+    run.save(1)
+    run.opened(run.tree())
+    run.store.claim(1)
+    run.save(1, 1)
+    run.save(2, 1)
 
 
-def recovery(bench: Bench) -> None:
+def recovery(run: WorkloadRun) -> None:
     """A writer died during a save and left a stage, trash and a temporary file; a new attempt recovers, sweeps and saves."""
-    _claimed(bench)
-    bench.save_and_settle(1)
-    bench.save_and_settle(2)
-    bench.save(3)
-    bench.acked.pop()
-    tree = bench.tree(bench.half_written())
+    _claimed(run)
+    run.save_and_retire(1)
+    run.save_and_retire(2)
+    run.save(3)
+    run.acked.pop()
+    tree = run.tree(run.half_written())
     root = tree["checkpoints"]
     root[".tmp_latest.json.0badcafe"] = b"{"
     root[f"{TRASH_PREFIX}{step_name(0)}.0badcafe"] = {MODEL: b"old", RNG: b"old"}
     root[f"{STAGE_PREFIX}00000000.0.0badcafe"] = {MODEL: b"old", COMMIT: b""}
-    bench.opened(tree)
-    bench.recover(1)
-    bench.save(3, 1)
+    run.opened(tree)
+    run.recover(1)
+    run.save(3, 1)
 
 
-WORKLOADS: dict[str, Callable[[Bench], None]] = {
+WORKLOADS: dict[str, Callable[[WorkloadRun], None]] = {
     each.__name__: each for each in (first, one, two, pointer, retention, overlapped, stale_stage, rejected, again, recovery)
 }
 
 
-def played(workload: str, bench: Bench) -> Bench:
-    """Run the workload on `bench` and return it."""
+def played(workload: str, run: WorkloadRun) -> WorkloadRun:
+    """Run the workload on `run` and return it."""
     with patch("ecrl_cli.checkpoint.store.store.wall", lambda: 0.0):  # latest.json holds the time, and states must be reproducible
         try:
-            WORKLOADS[workload](bench)
+            WORKLOADS[workload](run)
         finally:
-            bench.store.close()
-    return bench
+            run.store.close()
+    return run
 
 
-def _claimed(bench: Bench) -> None:
-    bench.store.claim(0)
-    bench.opened(bench.tree())
+def _claimed(run: WorkloadRun) -> None:
+    run.store.claim(0)
+    run.opened(run.tree())
 
 
 class PublishedStore(CheckpointStore):

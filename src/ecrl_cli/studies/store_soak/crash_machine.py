@@ -22,7 +22,7 @@ from ecrl_cli.storage.fault_injecting_fs import FaultyFs
 from ecrl_cli.storage.memory_fs import File, FsOp, ModelFs
 from ecrl_cli.studies.frame.store_fixture import store_config
 from ecrl_cli.studies.frame.watched_fs import CrashingFs
-from ecrl_cli.studies.mutants.registry import Planted
+from ecrl_cli.studies.mutants.registry import StoreMutant
 from ecrl_cli.studies.power_loss.model_disk import Disk, Forest
 from ecrl_cli.studies.store_soak.model import KEEP, Content
 
@@ -102,7 +102,7 @@ class _Memory:
 class Machine:
     """The disk, and the creation of processes on it."""
 
-    def __init__(self, mode: str, planted: Planted | None, rng: random.Random) -> None:
+    def __init__(self, mode: str, planted: StoreMutant | None, rng: random.Random) -> None:
         self._config = store_config(mode, KEEP)
         self._planted, self._rng, self._stores = planted, rng, list[CheckpointStore]()
         self._begin({})

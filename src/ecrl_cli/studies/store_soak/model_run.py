@@ -18,7 +18,7 @@ from ecrl_cli.linux import clock
 from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.storage.fault_injecting_fs import Fault, TooManyCalls
 from ecrl_cli.studies.frame.store_fixture import write_mode
-from ecrl_cli.studies.mutants.registry import PLANTED
+from ecrl_cli.studies.mutants.registry import STORE_MUTANTS
 from ecrl_cli.studies.store_soak.content import Observer, content_of, image_of
 from ecrl_cli.studies.store_soak.crash_machine import ROOT, Dead, Machine, Process
 from ecrl_cli.studies.store_soak.model import Content, Model
@@ -45,7 +45,7 @@ class StoreRun:
 
     def __init__(self, cell: StoreSetup, jumping: JumpingClock) -> None:
         self.cell, self.clock, self.met = cell, jumping, Counter[str]()
-        mode, planted = write_mode(cell.mode), next((each for each in PLANTED if each.name == cell.planted), None)
+        mode, planted = write_mode(cell.mode), next((each for each in STORE_MUTANTS if each.name == cell.planted), None)
         self.observer = Observer(cell.layout)
         self.machine = Machine(cell.mode, planted, random.Random(7))
         self.model = Model(durable=mode.sync_files and mode.sync_directories, atomic=mode.atomic)

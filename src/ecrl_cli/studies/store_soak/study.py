@@ -16,7 +16,7 @@ from ecrl_cli.studies.frame.gates import mutants_found
 from ecrl_cli.studies.frame.result import Column, Table, upper_bound
 from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, command, planted
 from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, count, fact, found, mutants_table, size, total, value, yes
-from ecrl_cli.studies.mutants.registry import PLANTED
+from ecrl_cli.studies.mutants.registry import STORE_MUTANTS
 from ecrl_cli.studies.store_soak.model_run import StoreSetup, play, shortest
 from ecrl_cli.studies.store_soak.operations import SHARES, Op, encoded, program, unrivalled
 
@@ -60,7 +60,7 @@ def _shrunk(ops: Sequence[Op], store: StoreSetup, wrong: str) -> tuple[Op, ...]:
 
 def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:
     """Run programs on the store with the bug until one disagrees."""
-    bug = next(each for each in PLANTED if each.name == trial.facts["bug"])
+    bug = next(each for each in STORE_MUTANTS if each.name == trial.facts["bug"])
     store, rng, ops = StoreSetup(bug.mode, bug.layout, bug.name), context.rng(trial.key), 0
     for _ in range(PROGRAMS):
         tried = unrivalled(program(rng, context.keys.length))
@@ -116,7 +116,7 @@ STUDY = Study(
         Arm("programs", _programs, _play),
         Arm(
             "planted",
-            lambda context: [Trial(f"planted/{bug.name}", {"arm": "planted", "bug": bug.name, "step": bug.step}) for bug in PLANTED],
+            lambda context: [Trial(f"planted/{bug.name}", {"arm": "planted", "bug": bug.name, "step": bug.step}) for bug in STORE_MUTANTS],
             _search,
             planted,
         ),

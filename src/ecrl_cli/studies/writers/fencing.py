@@ -33,11 +33,11 @@ def trials(history: History, seed: int, scratch: Path, every: int = 1) -> list[T
     for mode in WRITE_MODES:
         for layout in LAYOUTS:
             calls = calls_of(history, seed, scratch, mode, layout)
-            for arm, deeds in (("fence", FENCE), ("publish", PUBLISH if mode in ATOMIC else ())):
-                for deed in deeds:
+            for arm, actions in (("fence", FENCE), ("publish", PUBLISH if mode in ATOMIC else ())):
+                for action in actions:
                     for at, call in points(calls)[::every]:
-                        facts = {"arm": arm, "mode": mode, "layout": layout, "newer": deed, "at": at, "call": call}
-                        found.append(Trial(f"{arm}/{mode}/{layout}/{deed}/{at:03d}", facts))
+                        facts = {"arm": arm, "mode": mode, "layout": layout, "newer": action, "at": at, "call": call}
+                        found.append(Trial(f"{arm}/{mode}/{layout}/{action}/{at:03d}", facts))
     return found
 
 
@@ -88,7 +88,7 @@ class _TwoWriters:
         self._save("old", store, 0, self.seed, OLD)
 
     def newer(self) -> None:
-        deed = self.facts["newer"]
+        action = self.facts["newer"]
         with closing(self.kind.open(self.root, self.facts["mode"])) as store:
             if self.fenced:
                 store.claim(1)
@@ -96,10 +96,10 @@ class _TwoWriters:
                 self.seen = choice.report.commit_sha256 if choice.report else None
                 for rejected in choice.rejected:
                     store.quarantine(self.root.parent / rejected.path)
-            if deed == "claim":
+            if action == "claim":
                 self.ends["newer"] = "claimed"
             else:
-                self._save("newer", store, 1 if self.fenced else 0, self.seed + (deed == "other"), LATER if deed == "later" else OLD)
+                self._save("newer", store, 1 if self.fenced else 0, self.seed + (action == "other"), LATER if action == "later" else OLD)
 
     def _save(self, who: str, store: CheckpointStore, attempt: int, seed: int, step: int) -> None:
         one = payload(seed).image(self.facts["layout"], step)

@@ -96,7 +96,7 @@ def _undoing_by_name() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Planted:
+class WriterMutant:
     """`cell`: arm and facts of the trials in which it must show. `around`: context in which they run."""
 
     name: str
@@ -105,32 +105,34 @@ class Planted:
     around: Callable[[], Any] = nullcontext
 
 
-PLANTED = (
-    Planted(
+WRITER_MUTANTS = (
+    WriterMutant(
         "no look at the fence behind the build", {"arm": "fence", "mode": "unsafe", "layout": "group", "newer": "claim"}, Kind(_NoCheckBehindTheBuild)
     ),
-    Planted("no fence at all", {"arm": "fence", "mode": "unsafe", "layout": "single", "newer": "claim"}, Kind(_NoFence)),
-    Planted("a rename that overwrites", {"arm": "publish", "mode": "atomic_dirsync", "layout": "single", "newer": "other"}, Kind(wrap=_Overwrites)),
-    Planted(
+    WriterMutant("no fence at all", {"arm": "fence", "mode": "unsafe", "layout": "single", "newer": "claim"}, Kind(_NoFence)),
+    WriterMutant(
+        "a rename that overwrites", {"arm": "publish", "mode": "atomic_dirsync", "layout": "single", "newer": "other"}, Kind(wrap=_Overwrites)
+    ),
+    WriterMutant(
         "clearing up by name",
         {"arm": "fence", "mode": "atomic_dirsync", "layout": "single", "newer": "other"},
         around=_undoing_by_name,
     ),
-    Planted("newest by mtime", {"arm": "clock", "layout": "group"}, Kind(_ByMtime)),
-    Planted("one look at the folder, reader", {"arm": "reader", "layout": "group", "saves": 3}, Kind(_LooksAtTheFolderOnce)),
-    Planted("one look at the folder, network", {"arm": "remote", "layout": "group", "phase": "recovery"}, Kind(_LooksAtTheFolderOnce)),
+    WriterMutant("newest by mtime", {"arm": "clock", "layout": "group"}, Kind(_ByMtime)),
+    WriterMutant("one look at the folder, reader", {"arm": "reader", "layout": "group", "saves": 3}, Kind(_LooksAtTheFolderOnce)),
+    WriterMutant("one look at the folder, network", {"arm": "remote", "layout": "group", "phase": "recovery"}, Kind(_LooksAtTheFolderOnce)),
 )
 
 
 def run(name: str, history: History, seed: int, folder: Path) -> dict[str, Any]:
     """How many of the cell's trials show the bug, and how many there are."""
-    bug = next(bug for bug in PLANTED if bug.name == name)
+    bug = next(bug for bug in WRITER_MUTANTS if bug.name == name)
     with bug.around():
         shown = list(_shown(bug, history, seed, folder))
     return {"shown": sum(shown), "tried": len(shown)}
 
 
-def _shown(bug: Planted, history: History, seed: int, folder: Path) -> Iterator[bool]:
+def _shown(bug: WriterMutant, history: History, seed: int, folder: Path) -> Iterator[bool]:
     arm = bug.cell["arm"]
     if arm == "clock":
         yield from _mtimes(bug, seed, folder)
@@ -149,7 +151,7 @@ def _shown(bug: Planted, history: History, seed: int, folder: Path) -> Iterator[
     shutil.rmtree(folder)
 
 
-def _mtimes(bug: Planted, seed: int, folder: Path) -> Iterator[bool]:
+def _mtimes(bug: WriterMutant, seed: int, folder: Path) -> Iterator[bool]:
     honest = clocks.story(folder, seed, bug.cell["layout"], "", random.Random(0))
     shutil.rmtree(folder)
     for number in range(5):

@@ -86,7 +86,7 @@ _ARMS = (
     ),
     Arm(
         "planted",
-        lambda context: [Trial(f"planted/{bug.name}", {"arm": "planted", "bug": bug.name}) for bug in mutants.PLANTED],
+        lambda context: [Trial(f"planted/{bug.name}", {"arm": "planted", "bug": bug.name}) for bug in mutants.WRITER_MUTANTS],
         lambda context, trial: mutants.run(trial.facts["bug"], context.shared(_history), context.seed, context.scratch / "trial"),
         planted,
     ),
@@ -118,7 +118,7 @@ def _bad(test: Callable[[Record], object]) -> tuple[Cells, Cells]:
     return count("bad", "count", test), size()
 
 
-_MEETINGS = ("fence", "publish")
+_INTERLEAVINGS = ("fence", "publish")
 
 
 def _looks(results: Results) -> str:
@@ -143,7 +143,7 @@ _TABLES = (
     TableSpec(
         "interleavings",
         "A writer that stands still while another one claims and commits",
-        _MEETINGS,
+        _INTERLEAVINGS,
         by=(fact("arm", "arm"), fact("mode", "write mode"), fact("layout", "layout"), fact("newer", "the newer writer")),
         columns=(
             size("n", "interleavings"),
@@ -192,8 +192,8 @@ _TABLES = (
 
 _GATES = (
     all_of("one_winner", "race", _won, "races with one winner, and a loser that was told (exit 8)"),
-    all_of("fenced", _MEETINGS, _kept, "interleavings that lost and overwrote nothing"),
-    all_of("told_why", _MEETINGS, lambda r: not _unexplained(r), "late writers that ended as Fenced, as CheckpointConflict, or saved"),
+    all_of("fenced", _INTERLEAVINGS, _kept, "interleavings that lost and overwrote nothing"),
+    all_of("told_why", _INTERLEAVINGS, lambda r: not _unexplained(r), "late writers that ended as Fenced, as CheckpointConflict, or saved"),
     all_of("clocks", "clock", lambda r: not r.found["differs"], "stories under false clocks and mtimes with the same decisions"),
     all_of("late_names", "remote", _survived, "faults of a network file system after which nothing was lost"),
     all_of("readers", "reader", lambda r: not r.found["misled"], "looks beside a writer that were not misled"),
@@ -203,11 +203,11 @@ _GATES = (
 
 
 def _notes(results: Results) -> Iterator[str]:
-    raced, met = results.of("race"), results.of(*_MEETINGS)
+    raced, interleaved = results.of("race"), results.of(*_INTERLEAVINGS)
     if raced and all(map(_won, raced)):
         yield f"0 of {len(raced)} start races had two winners or none: below {upper_bound(len(raced)):.2%} of such races at 95% (one-sided, exact)."
-    if met and all(map(_kept, met)):
-        yield f"All {len(met)} interleavings tried of one save with another writer ended as promised: exhaustive over the calls, no interval."
+    if interleaved and all(map(_kept, interleaved)):
+        yield f"All {len(interleaved)} interleavings tried of one save with another writer ended as promised: exhaustive over the calls, no interval."
     yield (
         "Fencing holds where claims follow one another, which the lock of the run directory sees to; two claims in the same instant on a file "
         "system without locks are not covered, nor is a server that forgets what it has answered."

@@ -133,7 +133,7 @@ class RestartAll:
     def plan_next(self, spec: AttemptSpec, stop: StopSignals, *, reached: bool) -> None:
         """The attempt has ended: set `regroup`. `reached`: the run has reached its target."""
 
-    def settle(self) -> None:
+    def collect_pids(self) -> None:
         """Return once every process of the run that the next attempt may use is among `pids`."""
 
     def describe(self, death: str, world_size: int) -> str:
@@ -179,8 +179,8 @@ class InPlaceRecovery(RestartAll):
         if not self.regroup:
             self._workers.dismiss()
 
-    def settle(self) -> None:
-        self._workers.spares.settle()
+    def collect_pids(self) -> None:
+        self._workers.spares.collect_pids()
 
     def describe(self, death: str, world_size: int) -> str:
         return describe(death, world_size, self.regroup)

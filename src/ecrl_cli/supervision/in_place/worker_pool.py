@@ -113,7 +113,7 @@ class SparePool:
     def add_ready(self, standby: SpareReady, connection: Connection) -> None:
         """A spare is ready. Its message may arrive before the zygote has reported its pid."""
         if all(spare.pid != standby.pid for spare in self._idle):
-            self.settle()
+            self.collect_pids()
         spare = next((each for each in self._idle if each.pid == standby.pid and each.connection is None), None)
         if spare is None:
             connection.socket.close()
@@ -132,7 +132,7 @@ class SparePool:
                 self.keep(connection)
             self.poll()
 
-    def settle(self) -> None:
+    def collect_pids(self) -> None:
         """Wait until the zygote has reported all requested spares (milliseconds) or has ended, and its spares with it.
 
         A zygote that does not answer within ANSWER_S is killed.
@@ -155,7 +155,7 @@ class SparePool:
 
     def close(self) -> None:
         """End all spares."""
-        self.settle()
+        self.collect_pids()
         end(self._idle)
         for connection in self._unready:
             connection.socket.close()

@@ -65,7 +65,7 @@ class Writer:
         if self._process:
             processes.kill(self._pidfd)
 
-    def settle(self, seconds: float, stop: StopSignals) -> None:
+    def drain(self, seconds: float, stop: StopSignals) -> None:
         """Wait until every checkpoint that it received has ended; at most `seconds`, and only until the next stop signal.
 
         A writer that is not done by then is killed, so that no checkpoint of an old attempt appears while the next one runs.
@@ -74,7 +74,7 @@ class Writer:
             self.kill()
 
     def close(self) -> None:
-        """Kill the writer and remove its socket. Call `settle` first if checkpoints may be in flight."""
+        """Kill the writer and remove its socket. Call `drain` first if checkpoints may be in flight."""
         self.kill()
         self._layout.writer.unlink(missing_ok=True)
 
