@@ -13,7 +13,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional
 
 from ecrl import digests
 from ecrl.recording import Recording, current
-from ecrl.strikes import PlannedFailure, Strikes
+from ecrl.faults import PlannedFailure, Faults
 
 DIGESTS = "ECRL_DIGESTS"  # how often, in steps, parameters and optimizer state are digested; 0: never
 
@@ -29,7 +29,7 @@ class StepRecorder:
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self.strikes = Strikes.from_environment(recording)
+        self.faults = Faults.from_environment(recording)
         self.every = int(os.environ.get(DIGESTS, "1") or 0)
         self.steps = 0
         # Weakly: a model that the recorder kept would keep its memory and its process group; and the state of an optimizer that the job has let go
@@ -95,7 +95,7 @@ class StepRecorder:
         if self.waiting:
             self.waiting = False
             self.in_front(True)
-        self.strikes.in_backward(self.next_step(), self.optimizers)
+        self.faults.in_backward(self.next_step(), self.optimizers)
 
     def backward_ends(self) -> None:
         self.backward_depth -= 1
@@ -127,14 +127,14 @@ class StepRecorder:
         if not closure:
             self.in_front(self.backward_depth == 0 and not self.amend)
 
-    def in_front(self, strikes: bool) -> None:
+    def in_front(self, faults: bool) -> None:
         """Gradients are there, or about to be; the parameters are those of the step before."""
         if not self.started:
             self.started = True
             self.start()
-        if strikes:
+        if faults:
             try:
-                self.strikes.before_step(self.next_step())
+                self.faults.before_step(self.next_step())
             except PlannedFailure:
                 self.depth = 0  # torch calls no post hook for a step that raised
                 raise
@@ -158,7 +158,7 @@ class StepRecorder:
             self.stepped_in_backward = True
             return
         if not self.amend:
-            self.strikes.in_optimizer(self.next_step())
+            self.faults.in_optimizer(self.next_step())
         self.step_done()
 
     def start(self) -> None:
@@ -168,7 +168,7 @@ class StepRecorder:
         self._models = [weakref.ref(model) for model in models]
         params, optimizer, entries = self.state()
         self.digested = 0
-        resumed = self.strikes.resumed_after(params, optimizer)
+        resumed = self.faults.resumed_after(params, optimizer)
         self.recording.write(
             "start",
             params=params,
@@ -198,7 +198,7 @@ class StepRecorder:
             self.steps += 1
             self.recording.seen = True
             self.thread = threading.get_ident()
-        if self.every and (self.steps + self.strikes.offset) % self.every == 0:
+        if self.every and (self.steps + self.faults.offset) % self.every == 0:
             fields.update(self.state_digests())
         now, optimizers = time.monotonic(), self.optimizers
         self.recording.write(
@@ -351,7 +351,7 @@ def quietly(what: str, work: Callable[[StepRecorder], Any], found: Optional[Step
         return None
 
 
-def strike_through(what: str, work: Callable[[StepRecorder], Any], found: Optional[StepRecorder] = None) -> None:
+def fault_through(what: str, work: Callable[[StepRecorder], Any], found: Optional[StepRecorder] = None) -> None:
     """As `quietly`, but a planned failure that is an exception goes through to the job."""
     found = found or recorder()
     if found is None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.audit.plan import PlannedStrike
+from ecrl_cli.audit.plan import PlannedFault
 from ecrl_cli.audit.records import Arm, read_arm
 from ecrl_cli.audit.verdict import AuditVerdict, judge, render
 from ecrl_cli.studies.frameworks.jobs import ForkedJob, JobSpec, write_launches
@@ -67,16 +67,16 @@ class Jobs:
     job: ForkedJob
     folder: Path
 
-    def arm(self, name: str, strikes: tuple[PlannedStrike, ...] = (), bug: str = "") -> Arm:
+    def arm(self, name: str, faults: tuple[PlannedFault, ...] = (), bug: str = "") -> Arm:
         launches: list[dict[str, Any]] = []
-        while not launches or (launches[-1]["exit_code"] != 0 and len(launches) <= len(strikes)):
+        while not launches or (launches[-1]["exit_code"] != 0 and len(launches) <= len(faults)):
             words = ("--bug", bug) if bug and launches else ()
-            launches.append(self.job.attempt(self.folder / name, len(launches), strikes, words))
+            launches.append(self.job.attempt(self.folder / name, len(launches), faults, words))
         write_launches(self.folder / name, launches)
         return read_arm(self.folder / name)
 
-    def judged(self, references: list[Arm], name: str, strikes: tuple[PlannedStrike, ...], bug: str = "") -> AuditVerdict:
-        return judge(references, [self.arm(name, strikes, bug)])
+    def judged(self, references: list[Arm], name: str, faults: tuple[PlannedFault, ...], bug: str = "") -> AuditVerdict:
+        return judge(references, [self.arm(name, faults, bug)])
 
 
 def forked(ranks: int) -> AbstractContextManager[ForkedJob]:
@@ -93,7 +93,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Jobs, list[
 @pytest.mark.parametrize("bug", EXPECTED)
 def test_each_planted_bug_is_found_and_its_component_named(pair: tuple[Jobs, list[Arm]], bug: str) -> None:
     jobs, references = pair
-    verdict = jobs.judged(references, bug.replace(" ", "-"), (PlannedStrike(0, 0, "kill", 1, 13, "before"),), bug)
+    verdict = jobs.judged(references, bug.replace(" ", "-"), (PlannedFault(0, 0, "kill", 1, 13, "before"),), bug)
     promise, said = EXPECTED[bug]
     broken = [found for found in verdict.findings if found.status == "broken" and found.message == verdict.diagnosis]
     assert verdict.status == "invalid" and said in verdict.diagnosis and broken[0].promise == promise, render(verdict, bug)
@@ -116,9 +116,9 @@ def random_kills(jobs: Jobs, ranks: int) -> tuple[list[str], int]:
         moments = [draw.choice(("before", "backward", "optimizer")) for _ in steps]
         kinds = [draw.choice(("kill", "kill", "exit", "raise")) for _ in steps]
         drawn = enumerate(zip(kinds, steps, moments, strict=True))
-        strikes = tuple(PlannedStrike(i, i, kind, draw.randrange(ranks), step, moment) for i, (kind, step, moment) in drawn)
-        verdict = jobs.judged(references, f"audit-{number:03d}", strikes)
+        faults = tuple(PlannedFault(i, i, kind, draw.randrange(ranks), step, moment) for i, (kind, step, moment) in drawn)
+        verdict = jobs.judged(references, f"audit-{number:03d}", faults)
         fired += sum(launch.planned for launch in verdict.arms[0].arm.launches)
         if verdict.status != "valid":
-            wrong.append(f"{strikes}\n{render(verdict, 'audit')}")
+            wrong.append(f"{faults}\n{render(verdict, 'audit')}")
     return wrong, fired

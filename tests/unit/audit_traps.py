@@ -345,7 +345,7 @@ def failed_steps() -> None:
 
 
 def planned_failure_caught() -> None:
-    """It strikes in front of the first backward, where no optimizer is known yet, and the job goes on."""
+    """It faults in front of the first backward, where no optimizer is known yet, and the job goes on."""
     planned = {"index": 0, "attempt": 0, "kind": "raise", "rank": 0, "step": 1, "moment": "backward"}
     os.environ["ECRL_STRIKES"] = json.dumps([planned])
     model, optimizer, loader = parts()

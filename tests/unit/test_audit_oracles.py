@@ -212,9 +212,9 @@ def test_a_step_that_the_job_tells_of_stands_for_the_one_that_was_seen(tmp_path:
     assert verdict.status == "valid", render(verdict, "audit")
 
 
-def _plan(arm: Path, *strikes: dict[str, Any]) -> None:
+def _plan(arm: Path, *faults: dict[str, Any]) -> None:
     path = arm / "arm.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"strikes": strikes}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"strikes": faults}))
 
 
 def test_a_failure_that_never_happened_is_not_a_failure_survived(recorded: Path) -> None:
@@ -230,9 +230,9 @@ def test_a_failure_that_never_happened_is_not_a_failure_survived(recorded: Path)
 
 
 @pytest.mark.parametrize("strikes", [[1], [{}], [{"index": -1, "kind": "kill", "rank": 0, "step": 1, "moment": "save"}], {"a": 1}, 7])
-def test_a_hostile_plan_is_refused_by_name(recorded: Path, strikes: object) -> None:
+def test_a_hostile_plan_is_refused_by_name(recorded: Path, faults: object) -> None:
     path = recorded / "struck" / "arm.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"strikes": strikes}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"strikes": faults}))
     with pytest.raises(RecordError, match=r"arm\.json"):
         judge_folder(recorded, None, "auto")
 
@@ -243,7 +243,7 @@ def test_a_save_is_struck_only_where_one_is(recorded: Path) -> None:
     def planned(rank: int, *steps: str) -> list[int]:
         failure = AuditFailure("kill", steps, rank)
         (arm,) = planned_arms(AuditConfig(failure=failure), judged_arm(read_arm(recorded / "ref")))
-        return [strike.step for strike in arm.strikes]
+        return [fault.step for fault in arm.faults]
 
     assert planned(0, "8.save", "13") == [8, 13] and planned(1, "13") == [13]
     with pytest.raises(ConfigError, match=r"rank 0 saves nothing behind step 13 .* it saves behind 4, 8, 12, 16"):

@@ -23,7 +23,7 @@ from ecrl import digests, recording
 from ecrl.recording import Recording
 from ecrl.saves import FollowedRename
 from ecrl.steps import as_number
-from ecrl.strikes import PlannedFailure, Strikes
+from ecrl.faults import PlannedFailure, Faults
 from ecrl_cli.audit.audit import judge_folder
 from ecrl_cli.audit.lineage import path_of
 from ecrl_cli.audit.records import Arm, Process, read_arm
@@ -415,7 +415,7 @@ def test_a_step_that_the_job_tells_of_has_the_number_of_the_whole_job(monkeypatc
     start = {"type": "start", "resumed_after": 8, "params": "xx", "optimizer": "yy"}
     write(tmp_path, 1, 0, [start, told, seen])
     monkeypatch.setenv("ECRL_ATTEMPT", "2")
-    assert [Strikes(Recording(str(tmp_path)), []).resumed_after(*state) for state in (("aa", "bb"), ("cc", "dd"))] == [10, 12]
+    assert [Faults(Recording(str(tmp_path)), []).resumed_after(*state) for state in (("aa", "bb"), ("cc", "dd"))] == [10, 12]
 
 
 def test_without_a_folder_a_session_does_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -473,9 +473,9 @@ def test_a_failure_whose_attempt_ended_before_it_strikes_the_next_attempt_and_no
     planned = [{"index": n, "attempt": n, "kind": "raise", "rank": 0, "step": 3, "moment": "before"} for n in (0, 1)]
     monkeypatch.setenv("ECRL_STRIKES", json.dumps(planned))
 
-    def attempt(number: int) -> Strikes:
+    def attempt(number: int) -> Faults:
         monkeypatch.setenv("ECRL_ATTEMPT", str(number))
-        return Strikes.from_environment(Recording(str(tmp_path)))
+        return Faults.from_environment(Recording(str(tmp_path)))
 
     with pytest.raises(PlannedFailure):
         attempt(0).before_step(3)
@@ -485,3 +485,9 @@ def test_a_failure_whose_attempt_ended_before_it_strikes_the_next_attempt_and_no
     attempt(3).before_step(3)
     struck = [json.loads(line)["index"] for path in sorted(tmp_path.rglob("*.jsonl")) for line in path.read_text().splitlines() if '"strike"' in line]
     assert struck == [0, 1]
+
+
+def test_the_recorder_knows_the_kinds_and_moments_that_an_audit_can_plan() -> None:
+    """Both lists are written down twice: the package `ecrl` runs in jobs that have nothing of ours installed."""
+    assert ("none", *faults.ACTS) == audit.KINDS
+    assert faults.MOMENTS == audit.MOMENTS

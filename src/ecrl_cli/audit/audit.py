@@ -13,7 +13,7 @@ from ecrl_cli.audit.components import judged_arm
 from ecrl_cli.audit.costs import costs_of
 from ecrl_cli.audit.lineage import path_of
 from ecrl_cli.audit.page import page
-from ecrl_cli.audit.plan import PlannedArm, PlannedStrike, planned_arms
+from ecrl_cli.audit.plan import PlannedArm, PlannedFault, planned_arms
 from ecrl_cli.audit.promises import COLD, COLD_STEPS
 from ecrl_cli.audit.records import Arm, read_arm
 from ecrl_cli.audit.runner import Job, Say, failed, install_recorder, last_words, run_arm
@@ -91,11 +91,11 @@ def _references(job: Job, config: AuditConfig, folder: Path, say: Say) -> list[A
 
 
 def _struck(job: Job, planned: PlannedArm, folder: Path, say: Say) -> Arm:
-    what = ", ".join(f"{strike.kind} of rank {strike.rank} at step {strike.step} ({strike.moment})" for strike in planned.strikes)
+    what = ", ".join(f"{fault.kind} of rank {fault.rank} at step {fault.step} ({fault.moment})" for fault in planned.faults)
     say(f"{planned.name}: {what}; {planned.why}")
     if not planned.elastic:
         job = replace(job, keys=replace(job.keys, elastic=""))
-    run_arm(job, folder / planned.name, planned.strikes, say)
+    run_arm(job, folder / planned.name, planned.faults, say)
     return read_arm(folder / planned.name)
 
 
@@ -103,8 +103,8 @@ def _cold(job: Job, reference: Arm, folder: Path, say: Say) -> list[Arm]:
     """A few steps of the command of a second attempt, in an empty folder. No arm if the job does not start like that."""
     last, rank = path_of(reference).last, max(process.rank for process in reference.processes)
     say(f"{COLD}: a start with nothing to resume from, for {plural(COLD_STEPS, 'step')}")
-    strikes = (PlannedStrike(0, 0, "kill", rank, COLD_STEPS + 1, "before"),) if last > COLD_STEPS else ()
-    run_arm(replace(job, keys=replace(job.keys, max_restarts=0, elastic=""), cold=True), folder / COLD, strikes, say)
+    faults = (PlannedFault(0, 0, "kill", rank, COLD_STEPS + 1, "before"),) if last > COLD_STEPS else ()
+    run_arm(replace(job, keys=replace(job.keys, max_restarts=0, elastic=""), cold=True), folder / COLD, faults, say)
     try:
         return [read_arm(folder / COLD)]
     except EvidenceMissing:

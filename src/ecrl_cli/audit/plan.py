@@ -11,7 +11,7 @@ from ecrl_cli.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class PlannedStrike:
+class PlannedFault:
     """One fault of one arm: in attempt `attempt`, of `rank`, at `moment` of `step`."""
 
     index: int
@@ -26,7 +26,7 @@ class PlannedStrike:
 class PlannedArm:
     name: str
     why: str
-    strikes: tuple[PlannedStrike, ...]
+    faults: tuple[PlannedFault, ...]
     elastic: bool = False  # its later attempts are started by `audit.elastic`
 
 
@@ -45,14 +45,14 @@ def planned_arms(config: AuditConfig, reference: Judged) -> tuple[PlannedArm, ..
     drawn = [_off_boundary(saved, last, rank), _on_boundary(saved, rank), _second_epoch(saved, epochs, last, rank)]
     found = [arm for arm in drawn if arm is not None]
     if config.audit.elastic and found:
-        resized = PlannedArm("resized", "started again by audit.elastic", found[0].strikes, True)
+        resized = PlannedArm("resized", "started again by audit.elastic", found[0].faults, True)
         return (*found[: config.audit.failures], resized)
     return tuple(found[: config.audit.failures])
 
 
 def _typed(config: AuditConfig, last: int, saved: dict[int, set[int]]) -> PlannedArm:
     """`saved`: by rank, the steps behind which the undisturbed run saved."""
-    failure, strikes = config.failure, []
+    failure, faults = config.failure, []
     if failure.rank not in saved:
         raise ConfigError("failure.rank", f"rank {failure.rank} does not exist, the job has {len(saved)}", f"use 0 to {max(saved)}")
     for index, text in enumerate(failure.steps):
@@ -62,12 +62,12 @@ def _typed(config: AuditConfig, last: int, saved: dict[int, set[int]]) -> Planne
         if moment == "save" and step not in saved[failure.rank]:
             said = f"{text}: rank {failure.rank} saves nothing behind step {step} in the undisturbed run"
             raise ConfigError("failure.steps", said, f"it saves behind {', '.join(map(str, sorted(saved[failure.rank])[:SHOWN])) or 'none'}")
-        strikes.append(PlannedStrike(index, index, failure.kind, failure.rank, step, moment))
-    return PlannedArm("struck", "as typed", tuple(strikes), bool(config.audit.elastic))
+        faults.append(PlannedFault(index, index, failure.kind, failure.rank, step, moment))
+    return PlannedArm("struck", "as typed", tuple(faults), bool(config.audit.elastic))
 
 
 def _kill(name: str, why: str, step: int, rank: int) -> PlannedArm:
-    return PlannedArm(name, why, (PlannedStrike(0, 0, "kill", rank, step, "before"),))
+    return PlannedArm(name, why, (PlannedFault(0, 0, "kill", rank, step, "before"),))
 
 
 def _off_boundary(saved: list[int], last: int, rank: int) -> PlannedArm | None:

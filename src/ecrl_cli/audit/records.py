@@ -76,7 +76,7 @@ class Process:
     calls: list[dict[str, Any]] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
     skips: list[int] = field(default_factory=list)  # behind which steps the gradient scaler left a window out
-    strikes: list[dict[str, Any]] = field(default_factory=list)
+    faults: list[dict[str, Any]] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     torn: int = 0
 
@@ -123,7 +123,7 @@ class Arm:
     @property
     def happened(self) -> set[int]:
         """The numbers of the failures that are on record."""
-        return {strike["index"] for process in self.processes for strike in process.strikes}
+        return {fault["index"] for process in self.processes for fault in process.faults}
 
 
 def read_arm(folder: Path) -> Arm:
@@ -153,17 +153,17 @@ def _watched_from_outside(path: Path) -> tuple[tuple[Launch, ...], dict[int, str
     if not path.exists():
         return (), {}
     document = read_json(path)
-    listed, strikes = (document.get(name, []) if isinstance(document, dict) else [] for name in ("launches", "strikes"))
+    listed, faults = (document.get(name, []) if isinstance(document, dict) else [] for name in ("launches", "strikes"))
     names = {"attempt", "exit_code", "signal", "seconds", "hung", "left_behind", "planned"}
     try:
         launches = tuple(Launch(**{key: value for key, value in entry.items() if key in names}) for entry in listed)
-        return launches, {_count(strike["index"]): _planned(strike) for strike in strikes}
+        return launches, {_count(fault["index"]): _planned(fault) for fault in faults}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecordError(path.name, f"is no record of launches ({str(error)[:200]})") from error
 
 
-def _planned(strike: Mapping[str, Any]) -> str:
-    words = (_shortened(str(strike[name])) for name in ("kind", "rank", "step", "moment"))
+def _planned(fault: Mapping[str, Any]) -> str:
+    words = (_shortened(str(fault[name])) for name in ("kind", "rank", "step", "moment"))
     return "{} of rank {} at step {} ({})".format(*words)
 
 
@@ -221,7 +221,7 @@ def _take(process: Process, batches: dict[int, Batch], line: dict[str, Any]) -> 
     elif kind == "trouble":
         process.troubles.append(f"{line.get('what')}: {line.get('error')}")
     else:
-        into = {"save": process.saves, "load": process.loads, "call": process.calls, "strike": process.strikes}.get(kind)
+        into = {"save": process.saves, "load": process.loads, "call": process.calls, "strike": process.faults}.get(kind)
         if into is not None:  # unknown types come from later versions
             line["after_step"] = _count(line.get("after_step", len(process.steps)))
             if kind == "strike":

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from ecrl_cli.audit.plan import PlannedStrike
+from ecrl_cli.audit.plan import PlannedFault
 from ecrl_cli.audit.promises import ending
 from ecrl_cli.audit.records import Launch
 from ecrl_cli.config.audit import AuditKeys
@@ -79,7 +79,7 @@ def install_recorder(folder: Path) -> Path:
     return target
 
 
-def run_arm(job: Job, arm: Path, strikes: tuple[PlannedStrike, ...], say: Say) -> tuple[Launch, ...]:
+def run_arm(job: Job, arm: Path, faults: tuple[PlannedFault, ...], say: Say) -> tuple[Launch, ...]:
     """Run `job` in `arm` until it succeeds or may not be restarted again; arm.json records how each attempt ended."""
     if arm.exists():
         shutil.rmtree(arm)
@@ -87,8 +87,8 @@ def run_arm(job: Job, arm: Path, strikes: tuple[PlannedStrike, ...], say: Say) -
     become_subreaper()
     launches: list[Launch] = []
     while True:
-        launches.append(_attempt(job, arm, _next_attempt(arm), strikes))
-        write_json(arm / "arm.json", {"strikes": [encode(strike) for strike in strikes], "launches": [encode(launch) for launch in launches]})
+        launches.append(_attempt(job, arm, _next_attempt(arm), faults))
+        write_json(arm / "arm.json", {"strikes": [encode(fault) for fault in faults], "launches": [encode(launch) for launch in launches]})
         last = launches[-1]
         if last.exit_code == 0 or len(launches) > job.keys.max_restarts or _hopeless(launches):
             return tuple(launches)
@@ -105,7 +105,7 @@ def _hopeless(launches: list[Launch]) -> bool:
     return len(launches) > 1 and not launches[-1].planned and not launches[-2].planned
 
 
-def _attempt(job: Job, arm: Path, number: int, strikes: tuple[PlannedStrike, ...]) -> Launch:
+def _attempt(job: Job, arm: Path, number: int, faults: tuple[PlannedFault, ...]) -> Launch:
     logs = arm / f"attempt-{number:02d}"
     logs.mkdir()
     command, tag = job.command(arm, number), f"ECRL_AUDIT_ARM={arm}"
@@ -116,7 +116,7 @@ def _attempt(job: Job, arm: Path, number: int, strikes: tuple[PlannedStrike, ...
         "ECRL_ATTEMPT": str(number),
         "ECRL_AUDIT_ARM": str(arm),
         "ECRL_DIGESTS": str(job.keys.digests),
-        "ECRL_STRIKES": json.dumps([encode(strike) for strike in strikes]),
+        "ECRL_STRIKES": json.dumps([encode(fault) for fault in faults]),
     }
     began = monotonic()
     with StopSignals() as stop, (logs / "output.log").open("wb") as output:

@@ -1,7 +1,7 @@
 """A process that has imported torch and a framework once, with the recorder in it, and forks the ranks of a job: what a launcher does, without a
 minute of imports for a second of training.
 
-Run as `python -m ecrl_cli.studies.frameworks.forked_job SCRIPT RANKS MODULE...`. Reads one JSON object per line (arm, attempt, strikes, words) and
+Run as `python -m ecrl_cli.studies.frameworks.forked_job SCRIPT RANKS MODULE...`. Reads one JSON object per line (arm, attempt, faults, words) and
 answers each with one: how the attempt ended.
 """
 

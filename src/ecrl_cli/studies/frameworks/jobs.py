@@ -15,7 +15,7 @@ from typing import Any
 
 import ecrl
 from ecrl_cli.audit.components import Finding, Judged, judged_arm
-from ecrl_cli.audit.plan import PlannedStrike
+from ecrl_cli.audit.plan import PlannedFault
 from ecrl_cli.audit.records import read_arm
 from ecrl_cli.audit.verdict import AuditVerdict, judge
 from ecrl_cli.config.codec import encode
@@ -52,10 +52,10 @@ class ForkedJob:
         self._job = job
         self._server: subprocess.Popen[str] | None = None
 
-    def attempt(self, arm: Path, number: int, strikes: Sequence[PlannedStrike], words: Sequence[str]) -> dict[str, Any]:
+    def attempt(self, arm: Path, number: int, faults: Sequence[PlannedFault], words: Sequence[str]) -> dict[str, Any]:
         """Attempt `number` in `arm`, with `words` behind the job's own; returns the launch as arm.json has it."""
         (arm / "work").mkdir(parents=True, exist_ok=True)
-        order = {"arm": str(arm), "attempt": number, "strikes": [encode(strike) for strike in strikes], "words": ["--out", str(arm / "work"), *words]}
+        order = {"arm": str(arm), "attempt": number, "strikes": [encode(fault) for fault in faults], "words": ["--out", str(arm / "work"), *words]}
         if self._server is None:
             self._server = self._start()
         assert self._server.stdin is not None and self._server.stdout is not None
@@ -139,8 +139,8 @@ class Jobs:
 
     def _attempt(self, job: JobSpec, arm: Path, number: int, killed: Killed | None, switch: str) -> dict[str, Any]:
         forked = self._forked.setdefault(job, ForkedJob(job))
-        strikes = (PlannedStrike(0, number, "kill", killed.rank, killed.step, killed.moment),) if killed else ()
-        return forked.attempt(arm, number, strikes, ("--bug", switch) if switch else ())
+        faults = (PlannedFault(0, number, "kill", killed.rank, killed.step, killed.moment),) if killed else ()
+        return forked.attempt(arm, number, faults, ("--bug", switch) if switch else ())
 
 
 def write_launches(arm: Path, launches: list[dict[str, Any]]) -> None:

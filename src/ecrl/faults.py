@@ -11,7 +11,6 @@ from ecrl.recording import Recording
 
 PLAN = "ECRL_STRIKES"
 MOMENTS = ("before", "backward", "optimizer", "save")
-KINDS = ("kill", "term", "exit", "stop", "raise", "oom")
 EXIT_CODE = 66
 
 
@@ -23,7 +22,29 @@ class PlannedFailure(Exception):
         self.error = error
 
 
-class Strikes:
+def _raise_error() -> None:
+    raise PlannedFailure(RuntimeError("planned by ecrl audit"))
+
+
+def _run_out_of_memory() -> None:
+    import torch
+
+    error = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
+    raise PlannedFailure(error("CUDA out of memory. (planned by ecrl audit)"))
+
+
+# By kind, what is done to this process.
+ACTS: Dict[str, Callable[[], None]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "exit": lambda: os._exit(EXIT_CODE),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "raise": _raise_error,
+    "oom": _run_out_of_memory,
+}
+
+
+class Faults:
     """`entries`: {kind, step, moment, rank, index}. Steps are of the whole job: an attempt that goes on behind step s begins with s + 1."""
 
     def __init__(self, recording: Recording, entries: List[Dict[str, Any]]) -> None:
@@ -63,7 +84,7 @@ class Strikes:
         return seen
 
     def before_step(self, step: int) -> None:
-        self._strike("before", step)
+        self._inject("before", step)
 
     def in_backward(self, step: int, optimizers: List[Any]) -> None:
         """When half of the gradients are there. A job whose optimizer is not known yet is struck in front of backward."""
@@ -87,10 +108,10 @@ class Strikes:
 
     def in_optimizer(self, step: int) -> None:
         """The parameters are updated, nothing of it is recorded or known to the job yet."""
-        self._strike("optimizer", step)
+        self._inject("optimizer", step)
 
     def in_save(self, steps: int, save_whole: Callable[[], Any], path: str) -> None:
-        """Half of the file is written when it strikes. `save_whole` writes it beside `path`."""
+        """Half of the file is written when it faults. `save_whole` writes it beside `path`."""
         entry = self._due("save", steps)
         if entry is None:
             return
@@ -107,9 +128,9 @@ class Strikes:
 
     def at_save(self, steps: int) -> None:
         """In front of a save whose files are not known by name."""
-        self._strike("save", steps)
+        self._inject("save", steps)
 
-    def _strike(self, moment: str, step: int) -> None:
+    def _inject(self, moment: str, step: int) -> None:
         entry = self._due(moment, step)
         if entry is not None:
             self._carry_out(entry, step)
@@ -126,22 +147,9 @@ class Strikes:
 
     def _carry_out(self, entry: Dict[str, Any], step: int) -> None:
         self._recording.write("strike", index=entry.get("index", 0), kind=entry["kind"], moment=entry["moment"], step=step + self.offset)
-        kind = entry["kind"]
-        if kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif kind == "term":
-            os.kill(os.getpid(), signal.SIGTERM)
-        elif kind == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        elif kind == "exit":
-            os._exit(EXIT_CODE)
-        elif kind == "oom":
-            import torch
-
-            error = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
-            raise PlannedFailure(error("CUDA out of memory. (planned by ecrl audit)"))
-        elif kind == "raise":
-            raise PlannedFailure(RuntimeError("planned by ecrl audit"))
+        act = ACTS.get(entry["kind"])
+        if act is not None:
+            act()
 
 
 def _carried_out(recording: Recording) -> Set[int]:
