@@ -85,7 +85,7 @@ LONGEST = (
     "contract/test_launchers.py",
     "e2e/test_report_page.py",
     "contract/test_experiments.py",
-    "contract/test_verify_whistle.py",
+    "contract/test_verify_spoilt_runs.py",
     "unit/test_cli_sweep.py",
     "contract/test_verify_hostile.py",
     "contract/test_every_damage.py",

@@ -52,7 +52,7 @@ class Faults:
         self.offset = 0  # the step behind which this attempt goes on
 
     @classmethod
-    def from_environment(cls, recording: Recording) -> "Strikes":
+    def from_environment(cls, recording: Recording) -> "Faults":
         try:
             entries = json.loads(os.environ.get(PLAN, "") or "[]")
         except ValueError:
@@ -87,7 +87,7 @@ class Faults:
         self._inject("before", step)
 
     def in_backward(self, step: int, optimizers: List[Any]) -> None:
-        """When half of the gradients are there. A job whose optimizer is not known yet is struck in front of backward."""
+        """When half of the gradients are there. A job whose optimizer is not known yet fails in front of backward."""
         entry = self._due("backward", step)
         if entry is None:
             return
@@ -97,21 +97,21 @@ class Faults:
             return
         handle: List[Any] = []
 
-        def struck(gradient: Any) -> None:
+        def inject(gradient: Any) -> None:
             handle[0].remove()
             try:
                 self._carry_out(entry, step)
             except PlannedFailure as planned:
                 raise planned.error from None
 
-        handle.append(parameters[len(parameters) // 2].register_hook(struck))
+        handle.append(parameters[len(parameters) // 2].register_hook(inject))
 
     def in_optimizer(self, step: int) -> None:
         """The parameters are updated, nothing of it is recorded or known to the job yet."""
         self._inject("optimizer", step)
 
     def in_save(self, steps: int, save_whole: Callable[[], Any], path: str) -> None:
-        """Half of the file is written when it faults. `save_whole` writes it beside `path`."""
+        """Half of the file is written when the fault is injected. `save_whole` writes it beside `path`."""
         entry = self._due("save", steps)
         if entry is None:
             return

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Set
 
 from ecrl.recording import MAX_IDS, current
 from ecrl.saves import patch_dcp, patch_lightning, patch_renames, patch_serialization
-from ecrl.steps import StepRecorder, own, quietly, recorder, fault_through
+from ecrl.steps import StepRecorder, own, quietly, recorder, with_planned_failures
 
 Patch = Callable[[Any], None]
 
@@ -24,10 +24,10 @@ Patch = Callable[[Any], None]
 def patch_optimizer(module: Any) -> None:
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         closure = kwargs.get("closure") is not None or any(callable(value) for value in args[1:])
-        fault_through("optimizer step", lambda found: found.before_step(optimizer, closure))
+        with_planned_failures("optimizer step", lambda found: found.before_step(optimizer, closure))
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        fault_through("optimizer step", lambda found: found.after_step(optimizer))
+        with_planned_failures("optimizer step", lambda found: found.after_step(optimizer))
 
     module.register_optimizer_step_pre_hook(before)
     module.register_optimizer_step_post_hook(after)
@@ -46,7 +46,7 @@ def patch_backward(torch: Any) -> None:
         tensors = args[0] if args else kwargs.get("tensors")
         loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
         try:
-            fault_through("backward", lambda found: found.backward_begins(loss), found)
+            with_planned_failures("backward", lambda found: found.backward_begins(loss), found)
             return original(*args, **kwargs)
         finally:
             quietly("backward", lambda found: found.backward_ends(), found)

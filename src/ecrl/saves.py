@@ -10,7 +10,7 @@ import time
 from typing import Any, Dict
 
 from ecrl import steps
-from ecrl.steps import StepRecorder, own, quietly, recorder, fault_through
+from ecrl.steps import StepRecorder, own, quietly, recorder, with_planned_failures
 
 
 def patch_serialization(torch: Any) -> None:
@@ -25,7 +25,9 @@ def patch_serialization(torch: Any) -> None:
         began = time.monotonic()
         try:
             quietly("save", lambda found: found.save_begins(path))
-            fault_through("save", lambda found: found.faults.in_save(found.steps, lambda: save(obj, path + ".ecrl-whole", *args, **kwargs), path))
+            with_planned_failures(
+                "save", lambda found: found.faults.in_save(found.steps, lambda: save(obj, path + ".ecrl-whole", *args, **kwargs), path)
+            )
             result = save(obj, f, *args, **kwargs)
         finally:
             own.saving = False
@@ -53,7 +55,7 @@ def patch_lightning(module: Any) -> None:
     def saving(self: Any, checkpoint: Any, path: Any, *args: Any, **kwargs: Any) -> None:
         place, began = os.path.abspath(str(path)), time.monotonic()
         quietly("save", lambda found: found.save_begins(place, by="lightning"))
-        fault_through("save", lambda found: found.faults.at_save(found.steps))
+        with_planned_failures("save", lambda found: found.faults.at_save(found.steps))
         original(self, checkpoint, path, *args, **kwargs)
         quietly("save", lambda found: found.saved(place, by="lightning", seconds=time.monotonic() - began))
 
@@ -92,7 +94,7 @@ def followed_dcp(original: Any, kind: str) -> Any:
         inner = kind == "save" and _in_background.get(path, thread) != thread  # async_save calls save in a thread of its own
         if kind != "load" and not inner:
             quietly("save", lambda found: found.save_begins(path, by="dcp"))
-            fault_through("save", lambda found: found.faults.at_save(found.steps))
+            with_planned_failures("save", lambda found: found.faults.at_save(found.steps))
         if kind == "async_save":
             _in_background[path] = thread
         own.saving = True

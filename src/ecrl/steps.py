@@ -12,8 +12,8 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional
 
 from ecrl import digests
+from ecrl.faults import Faults, PlannedFailure
 from ecrl.recording import Recording, current
-from ecrl.faults import PlannedFailure, Faults
 
 DIGESTS = "ECRL_DIGESTS"  # how often, in steps, parameters and optimizer state are digested; 0: never
 
@@ -351,7 +351,7 @@ def quietly(what: str, work: Callable[[StepRecorder], Any], found: Optional[Step
         return None
 
 
-def fault_through(what: str, work: Callable[[StepRecorder], Any], found: Optional[StepRecorder] = None) -> None:
+def with_planned_failures(what: str, work: Callable[[StepRecorder], Any], found: Optional[StepRecorder] = None) -> None:
     """As `quietly`, but a planned failure that is an exception goes through to the job."""
     found = found or recorder()
     if found is None:

@@ -20,7 +20,7 @@ from ecrl_cli.history.load import load
 from ecrl_cli.verify.fault_effects import check_effect
 from ecrl_cli.verify.verdict import VALID, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
-from tests.runs.struck import ListedBuilder, listed
+from tests.runs.faulted import ListedBuilder, listed
 
 STEP = 14  # of 24, a checkpoint every 6
 LONG_S = "*5"  # seconds that no recorded step or save takes
@@ -119,7 +119,7 @@ class FailureKindContract:
         run = builder.build()
         for entry in plan(builder.config):
             at_step = 18 if entry.moment == "save" else STEP
-            builder.struck(entry.index, 0, at_step=at_step, detail="checkpoints/step_00000018/model.safetensors: bytes 5 changed")
+            builder.fault_fired(entry.index, 0, at_step=at_step, detail="checkpoints/step_00000018/model.safetensors: bytes 5 changed")
         case = Case(load(run))
         for entry, fired in zip(plan(builder.config), case.run.fired, strict=True):
             notes = FindingBuilder("failures-once")

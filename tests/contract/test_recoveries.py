@@ -15,7 +15,7 @@ from ecrl_cli.records.survivor_records import SURVIVORS
 from ecrl_cli.supervision.in_place.regroup_plan import plan_regroup
 from ecrl_cli.verify.verdict import INVALID, VALID, Verdict, render
 from ecrl_cli.verify.verify_run import verify_run
-from tests.contract.test_verify_whistle import found
+from tests.contract.test_verify_spoilt_runs import found
 from tests.contract.variants import check_description, check_registration, refused
 from tests.runs.builder import RunBuilder, config_of
 from tests.runs.spoilt import TRAJECTORY

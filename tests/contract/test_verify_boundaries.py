@@ -33,7 +33,7 @@ from ecrl_cli.verify.trajectory import _whole_steps
 from ecrl_cli.verify.verdict import INVALID, VALID, FindingBuilder, render
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
-from tests.contract.test_verify_whistle import found
+from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import RunBuilder, build_blk, build_elastic, build_ref, config_of
 from tests.runs.changed import attempts, configured, left, logged, restored, span, supervised
 from tests.runs.spoil import append, edit_json, edit_lines, without

@@ -12,13 +12,13 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.fault_plan import failures_once
 from ecrl_cli.verify.verdict import INVALID, VALID, Finding
 from ecrl_cli.verify.verification_input import Case
+from tests.runs.faulted import FAILED, NOT_BEREFT, WRONG, ListedBuilder, build_bereft, build_faulted, listed
 from tests.runs.spoil import edit_lines
-from tests.runs.struck import FAILED, NOT_BEREFT, WRONG, ListedBuilder, build_bereft, build_struck, listed
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
-    return build_struck(tmp_path_factory.mktemp("sweep"))
+    return build_faulted(tmp_path_factory.mktemp("sweep"))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Finding
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import WALL, build_blk
 from tests.runs.changed import attempts, configured, left, logged, ordered, sessions, supervised
-from tests.runs.struck import FAILED, FULL, build_struck
+from tests.runs.faulted import FAILED, FULL, build_faulted
 
 Faults = Callable[[RunRecords], RunRecords]
 
@@ -39,7 +39,7 @@ def planned(found: RunRecords, *entries: str) -> RunRecords:
     return found
 
 
-def struck(found: RunRecords, index: int, **changes: object) -> RunRecords:
+def fault_fired(found: RunRecords, index: int, **changes: object) -> RunRecords:
     """With another record of the fault `index`."""
     return replace(found, fired=tuple(replace(each, **changes) if each.index == index else each for each in found.fired))  # type: ignore[arg-type]
 
@@ -56,7 +56,7 @@ def assert_said(finding: Finding, status: str, words: str) -> None:
 def by_the_clock(found: RunRecords, early_s: float) -> RunRecords:
     """The first kill was due at a wall time, and came so much earlier."""
     lived = found.fired[0].at - timeline(found).windows[0][0]
-    return struck(planned(struck(found, 0, global_step=0), f"kill@{lived + early_s:.6f}s:1", "kill@20:1"), 0, global_step=0)
+    return fault_fired(planned(fault_fired(found, 0, global_step=0), f"kill@{lived + early_s:.6f}s:1", "kill@20:1"), 0, global_step=0)
 
 
 @pytest.mark.parametrize(("early_s", "status"), [(-0.5, VALID), (0.0, VALID), (0.09, VALID), (0.11, INVALID), (5.0, INVALID)])
@@ -77,7 +77,7 @@ def test_its_time_is_that_of_all_sessions(blk: RunRecords, before: tuple[float, 
     found = supervised(blk, sessions=(first, second))
     for number in (1, 2):
         found = attempts(found, number, session=1)
-    found = planned(struck(found, 1, global_step=0), "kill@9:1", f"kill@{lived + 1.5:.6f}s:1")
+    found = planned(fault_fired(found, 1, global_step=0), "kill@9:1", f"kill@{lived + 1.5:.6f}s:1")
     words = "entry 1 (kill) fired after" if status == INVALID else "2 of 2 planned failures fired"
     assert_said(judged(found), status, words)
 
@@ -86,7 +86,7 @@ def test_its_time_is_that_of_all_sessions(blk: RunRecords, before: tuple[float, 
 def test_a_failure_by_the_clock_behind_the_final_record_ends_nothing(blk: RunRecords, late_s: float, status: str) -> None:
     assert blk.final is not None
     at = blk.final.at + late_s
-    finding = judged(planned(struck(blk, 1, global_step=0, attempt=2, at=at, time=at + WALL), "kill@9:1", "kill@0.5s:1"))
+    finding = judged(planned(fault_fired(blk, 1, global_step=0, attempt=2, at=at, time=at + WALL), "kill@9:1", "kill@0.5s:1"))
     assert_said(finding, status, "attempt 1 died unplanned" if status == VALID else "entry 1 fired in attempt 2, which completed")
 
 
@@ -104,7 +104,7 @@ def test_a_failure_of_a_capture_comes_with_the_first_one_from_its_step_on(blk: R
     """Rank 1 was killed while the checkpoint of step 6 was captured."""
     found = logged(attempts(blk, 0, last_step=6), lambda line: line if line.global_step <= 6 else None)
     at = found.logs(0).ranks[1].events[-1].at + 0.001
-    found = planned(struck(found, 0, global_step=step, at_step=6, at=at, time=at + WALL), f"kill@{step}.capture:1", "kill@20:1")
+    found = planned(fault_fired(found, 0, global_step=step, at_step=6, at=at, time=at + WALL), f"kill@{step}.capture:1", "kill@20:1")
     words = f"entry 0 (kill) fired at step 6, it was planned for step {step} (capture)" if status == INVALID else "2 of 2 planned failures fired"
     assert_said(judged(found), status, words)
 
@@ -113,8 +113,8 @@ def in_the_start(found: RunRecords, moment: str = "start", **changes: object) ->
     """Rank 1 was killed before attempt 0 did a step."""
     at = found.attempts[0].launched_at + 0.1
     fault = {"global_step": 0, "at_step": 0, "at": at, "time": at + WALL} | changes
-    found = planned(struck(found, 0, global_step=0), f"kill@0.{moment}:1", "kill@20:1")
-    return struck(found, 0, **fault)
+    found = planned(fault_fired(found, 0, global_step=0), f"kill@0.{moment}:1", "kill@20:1")
+    return fault_fired(found, 0, **fault)
 
 
 def without_steps(found: RunRecords) -> RunRecords:
@@ -195,7 +195,7 @@ def test_a_fault_that_nobody_planned_is_told_and_explains_nothing(blk: RunRecord
 
 @pytest.mark.parametrize(("nodes", "apart"), [(1, True), (2, False)])
 def test_instants_of_one_machine_alone_are_compared(blk: RunRecords, nodes: int, apart: bool) -> None:
-    shifted = struck(configured(blk, supervision=replace(blk.stored.config.supervision, nodes=nodes)), 0, at=blk.fired[0].at + 50.0)
+    shifted = fault_fired(configured(blk, supervision=replace(blk.stored.config.supervision, nodes=nodes)), 0, at=blk.fired[0].at + 50.0)
     finding = judged(shifted)
     assert finding.status == (INVALID if apart else VALID), finding
     assert any("s after attempt 0 was over" in text for text in (finding.message, *finding.evidence)) == apart, finding
@@ -222,8 +222,8 @@ def test_a_stop_that_came_behind_the_death_needs_no_explanation_of_its_own(blk: 
     ("shift_s", "words"), [(0.0, ""), (-0.25, "s before its victim had logged step 12"), (0.25, "s after its victim had logged step 13")]
 )
 def test_a_failure_of_a_save_that_the_ranks_wait_for_lies_between_their_lines(tmp_path: Path, shift_s: float, words: str) -> None:
-    run = build_struck(tmp_path)
+    run = build_faulted(tmp_path)
     FAILED(run)
     found = load(run)
-    finding = judged(struck(found, FULL, at=found.fired[FULL].at + shift_s))
+    finding = judged(fault_fired(found, FULL, at=found.fired[FULL].at + shift_s))
     assert finding.status == (INVALID if words else VALID) and any(words in text for text in (finding.message, *finding.evidence)), finding

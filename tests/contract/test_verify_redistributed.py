@@ -16,7 +16,7 @@ from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.verdict import INVALID, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
-from tests.contract.test_verify_whistle import found
+from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import RunBuilder, config_of
 from tests.runs.spoil import at_step, edit_lines
 from tests.runs.spoilt import FAILURES, ONCE, STATE, TRAJECTORY

@@ -17,7 +17,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_resized import said, size_of_attempt
-from tests.contract.test_verify_whistle import found
+from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import SAMPLES, build_replicas, build_replicas_ref
 from tests.runs.spoil import at_step, edit_json, edit_lines, line_at
 from tests.runs.spoilt import INPUT, ONCE, RECORDS, TRAJECTORY, Spoil

@@ -18,7 +18,7 @@ from ecrl_cli.verify.survivor_reports import _contradictions, _silent_after
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
-from tests.contract.test_verify_whistle import found
+from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.changed import left
 from tests.runs.spoil import at_step, edit_lines
 from tests.runs.spoilt import ONCE, TIME, Spoil

@@ -14,7 +14,7 @@ from ecrl_cli.data.order import epoch_order, ids_hash, window
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Finding, Verdict, render
 from ecrl_cli.verify.verify_run import verify_run
-from tests.contract.test_verify_whistle import found
+from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import SAMPLES, build_elastic, build_ref, build_unstruck
 from tests.runs.spoil import at_step, edit_json, edit_lines, line_at
 from tests.runs.spoilt import ACCOUNT, FAILURES, INPUT, ONCE, RECORDS, TRAJECTORY, Spoil, attempts

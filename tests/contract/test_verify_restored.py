@@ -20,7 +20,7 @@ from ecrl_cli.verify.state_restored import PROMISE, state_restored
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, render
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
-from tests.contract.test_verify_whistle import found
+from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import build_blk, config_of, flip
 from tests.runs.spoil import edit_json
 from tests.runs.spoilt import attempts

@@ -17,7 +17,7 @@ from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.attempts.supervisor_record import SupervisorRecordWriter, read_record, with_phases
 from ecrl_cli.verify.verdict import VALID, render
 from ecrl_cli.verify.verify_run import verify_run
-from tests.contract.test_verify_whistle import found
+from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import build_blk, build_ref
 from tests.runs.spoil import edit_json
 

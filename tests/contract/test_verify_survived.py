@@ -17,7 +17,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_resized import said
-from tests.contract.test_verify_whistle import found
+from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import RunBuilder, config_of
 from tests.runs.spoil import append, at_step, edit_json, edit_lines, line_at, tear
 from tests.runs.spoilt import FAILURES, NO_BAD, ONCE, RECORDS, TRAJECTORY, Spoil, attempts

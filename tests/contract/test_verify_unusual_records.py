@@ -21,7 +21,7 @@ from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Findin
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import WALL, build_blk, build_elastic
 from tests.runs.changed import Records, attempts, configured, event, kept, left, logged, ordered, rank_line, sessions, supervised
-from tests.runs.struck import build_bereft
+from tests.runs.faulted import build_bereft
 
 Check = Callable[[Case], Finding]
 

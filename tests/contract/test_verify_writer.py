@@ -20,8 +20,8 @@ from ecrl_cli.verify.fault_plan import failures_once
 from ecrl_cli.verify.verdict import INVALID, VALID, Finding
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import build_blk
+from tests.runs.faulted import ListedBuilder, listed
 from tests.runs.spoil import append, edit_json, line_at
-from tests.runs.struck import ListedBuilder, listed
 
 BEHIND = "names step_00000018, the newest checkpoint of the completed run is step_00000024"
 
@@ -34,7 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = listed("writer@12%after_rename")
     run = ListedBuilder(folder / "ovl", replace(config, checkpoint=replace(config.checkpoint, strategy="overlapped")))
     run.build()
-    run.struck(0, 0, at_step=12, at=line_at(run.layout.attempt(0).checkpoints, 12)["at"])
+    run.fault_fired(0, 0, at_step=12, at=line_at(run.layout.attempt(0).checkpoints, 12)["at"])
     return folder
 
 

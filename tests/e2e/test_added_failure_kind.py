@@ -48,7 +48,7 @@ class TestAnAddedKind(FailureKindContract):
 
 
 @pytest.fixture(scope="module")
-def struck(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fault_fired(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one rank that crashes behind step 3 of 6; a checkpoint every two."""
     folder = tmp_path_factory.mktemp("run")
     environment = {"PYTHONPATH": str(package)}

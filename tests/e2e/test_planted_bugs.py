@@ -17,7 +17,7 @@ from ecrl_cli.verify.reference import References
 from ecrl_cli.verify.state_restored import PROMISE as RESTORED
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
-from tests.contract.test_verify_whistle import found
+from tests.contract.test_verify_spoilt_runs import found
 from tests.e2e.planted_runs import PlantedRuns
 from tests.e2e.planting import plant, suite_of
 from tests.e2e.runs import manifest, tiny

@@ -16,7 +16,7 @@ from ecrl_cli.verify.disk_state import on_disk
 from ecrl_cli.verify.verdict import INVALID, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.conftest import Ecrl, run_ecrl
-from tests.contract.test_verify_whistle import found
+from tests.contract.test_verify_spoilt_runs import found
 from tests.e2e.planting import plant, suite_of
 from tests.e2e.runs import end_state, metrics, supervisor, tiny
 from tests.in_process import ecrl_in_process

@@ -14,7 +14,7 @@ from ecrl_cli.verify.disk_state import on_disk
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.conftest import Ecrl
-from tests.contract.test_verify_whistle import found
+from tests.contract.test_verify_spoilt_runs import found
 from tests.e2e.runs import end_state, last_losses, manifest, metrics, records_naming, supervisor, tiny
 from tests.in_process import ecrl_in_process
 from tests.runs.spoil import at_step, edit_lines

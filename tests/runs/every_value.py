@@ -40,8 +40,8 @@ from tests.runs import every_field
 from tests.runs.builder import build_blk, build_clean, build_elastic, build_ref, build_refused, build_replicas, build_replicas_ref, build_unstruck
 from tests.runs.continued import build_continued, build_evaluated, build_evaluated_ref, build_first_leg
 from tests.runs.every_field import RECORDED, ReadOnce, without_paths
+from tests.runs.faulted import build_bereft, build_faulted
 from tests.runs.spoilt_states import build_states
-from tests.runs.struck import build_bereft, build_struck
 from tests.runs.survived import build_lossy, build_redistributed, build_rollback, build_skipped, build_spared
 
 BOOK = RECORDED / "values"
@@ -132,7 +132,7 @@ def runs() -> Iterator[dict[str, Judged]]:
         root = Path(folder)
         groups = {
             "built": (build_ref, build_blk, build_clean, build_refused),
-            "struck": (build_ref, build_struck),
+            "struck": (build_ref, build_faulted),
             "bereft": (build_ref, build_bereft),
             "elastic": (build_unstruck, build_elastic),
             "replicas": (build_replicas_ref, build_replicas),

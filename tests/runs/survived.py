@@ -149,7 +149,7 @@ class LiveWorker(Worker):
 
     def die(self, fate: Death) -> None:
         """In lossy_forward, or where nothing was missing, the step is finished; in skip it is dropped; else it is given up."""
-        self.struck(fate)
+        self.fault_fired(fate)
         self.booking -= set() if fate.logged else set(fate.lost)
         if fate.all_anew:
             return
@@ -181,7 +181,7 @@ class LiveWorker(Worker):
             self.spend("sync", 0.05, self.step)
         self.leave((RedoneStep(self.step, 0, 1, tuple(sorted(fate.lost)), (), 0.0),))
 
-    def struck(self, fate: Death) -> None:
+    def fault_fired(self, fate: Death) -> None:
         if not self.live_run.planned:
             return
         entry = plan(self.run.config)[len(self.run.fired)]

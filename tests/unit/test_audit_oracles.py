@@ -229,7 +229,7 @@ def test_a_failure_that_never_happened_is_not_a_failure_survived(recorded: Path)
     assert (verdict.status, verdict.diagnosis) == ("unknown", "a planned failure never happened: kill of rank 0 at step 13 (save)")
 
 
-@pytest.mark.parametrize("strikes", [[1], [{}], [{"index": -1, "kind": "kill", "rank": 0, "step": 1, "moment": "save"}], {"a": 1}, 7])
+@pytest.mark.parametrize("faults", [[1], [{}], [{"index": -1, "kind": "kill", "rank": 0, "step": 1, "moment": "save"}], {"a": 1}, 7])
 def test_a_hostile_plan_is_refused_by_name(recorded: Path, faults: object) -> None:
     path = recorded / "struck" / "arm.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"strikes": faults}))

@@ -19,15 +19,16 @@ import pytest
 import torch
 
 import ecrl
-from ecrl import digests, recording
+from ecrl import digests, faults, recording
+from ecrl.faults import Faults, PlannedFailure
 from ecrl.recording import Recording
 from ecrl.saves import FollowedRename
 from ecrl.steps import as_number
-from ecrl.faults import PlannedFailure, Faults
 from ecrl_cli.audit.audit import judge_folder
 from ecrl_cli.audit.lineage import path_of
 from ecrl_cli.audit.records import Arm, Process, read_arm
 from ecrl_cli.audit.verdict import render
+from ecrl_cli.config import audit
 from tests.unit.audit_recordings import write
 
 HERE = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.verdict import INVALID, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
-from tests.contract.test_verify_whistle import found
+from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import build_blk, build_ref
 from tests.runs.changed import left
 from tests.runs.spoil import append, edit_json, edit_lines

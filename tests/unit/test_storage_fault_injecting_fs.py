@@ -51,7 +51,7 @@ def test_once_is_once_and_for_ever_is_for_ever(behind: Fs, tmp_path: Path) -> No
             except StorageError as error:
                 assert (error.key, error.errno) == ("mkdir", errno.ENOSPC) and str(tmp_path / name) in error.fact
         assert names(behind, tmp_path) == made
-        assert [strike.path.name for strike in fs.struck] == [name for name in ("a", "b", "c") if name not in made]
+        assert [each.path.name for each in fs.injected] == [name for name in ("a", "b", "c") if name not in made]
         for name in made:
             behind.rmdir(tmp_path / name)
 
@@ -70,7 +70,7 @@ def test_only_calls_in_the_scope_are_counted_and_struck(tmp_path: Path, scope: s
             call()
         except StorageError:
             continue
-    assert fs.struck and {strike.call for strike in fs.struck} <= set(SCOPES[scope])
+    assert fs.injected and {each.call for each in fs.injected} <= set(SCOPES[scope])
     assert set(SCOPES[scope]) <= set(SCOPES["any"])
 
 
@@ -103,7 +103,7 @@ def test_a_close_that_fails_has_closed(behind: Fs, tmp_path: Path) -> None:
     fs.arm(Fault("EIO", 1, scope="close"))
     with pytest.raises(StorageError, match="close"):
         write(fs, tmp_path / "file")
-    assert not fs.open_files and fs.struck[0].written
+    assert not fs.open_files and fs.injected[0].written
     assert open_files() <= before
 
 

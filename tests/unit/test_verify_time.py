@@ -20,7 +20,7 @@ from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.verdict import INVALID, VALID, FindingBuilder, render
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
-from tests.contract.test_verify_whistle import found
+from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import WALL, build_blk, build_ref
 from tests.runs.spoil import edit_json
 from tests.runs.spoilt_clocks import TIME, refold, slower

@@ -54,10 +54,10 @@ def run_audit(config: AuditConfig, words: tuple[str, ...], say: Say) -> tuple[Pa
     spent = references[0].launches[-1].seconds
     rest = f"{plural(len(plan), 'arm')} with failures, roughly {human_seconds(2 * spent * len(plan))}"
     say(f"one undisturbed run took {human_seconds(spent)}; then {rest}")
-    struck = [_struck(job, arm, folder, say) for arm in plan]
+    faulted = [_faulted(job, arm, folder, say) for arm in plan]
     if config.audit.cold:
-        struck += _cold(job, references[0], folder, say)
-    verdict = judge(references, struck, config.audit.order)
+        faulted += _cold(job, references[0], folder, say)
+    verdict = judge(references, faulted, config.audit.order)
     write_result(folder, verdict, {"command": list(words), "config": encode(config), "plan": [encode(arm) for arm in plan]})
     return folder, verdict
 
@@ -90,7 +90,7 @@ def _references(job: Job, config: AuditConfig, folder: Path, say: Say) -> list[A
     return found
 
 
-def _struck(job: Job, planned: PlannedArm, folder: Path, say: Say) -> Arm:
+def _faulted(job: Job, planned: PlannedArm, folder: Path, say: Say) -> Arm:
     what = ", ".join(f"{fault.kind} of rank {fault.rank} at step {fault.step} ({fault.moment})" for fault in planned.faults)
     say(f"{planned.name}: {what}; {planned.why}")
     if not planned.elastic:
@@ -133,11 +133,11 @@ def order_of(asked: dict[str, Any]) -> str:
 
 def judge_folder(folder: Path, reference: Path | None, order: str) -> AuditVerdict:
     """Judge the recording under `folder`, whoever made it; `reference`: an arm, or a folder of arms, from elsewhere."""
-    references, struck = arms_of(folder)
+    references, faulted = arms_of(folder)
     if reference is not None:
         others, arms = arms_of(reference)
         references = others or arms
-    return judge(references, struck, order)
+    return judge(references, faulted, order)
 
 
 def write_result(folder: Path, verdict: AuditVerdict, more: dict[str, Any]) -> None:

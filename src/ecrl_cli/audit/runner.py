@@ -135,7 +135,7 @@ def _attempt(job: Job, arm: Path, number: int, faults: tuple[PlannedFault, ...])
         if stop.first:
             raise Stopped(signal.Signals(stop.first).name, f"the audit was stopped in arm {arm.name}", "the same command begins again")
     code, signal_number = (status, None) if status >= 0 else (None, -status)
-    return Launch(number, code, signal_number, monotonic() - began, hung, left, planned=_struck(arm, number))
+    return Launch(number, code, signal_number, monotonic() - began, hung, left, planned=_fault_recorded(arm, number))
 
 
 def _wait(child: subprocess.Popen[bytes], arm: Path, keys: AuditKeys, stop: StopSignals) -> bool:
@@ -180,7 +180,7 @@ def _leftovers(tag: str) -> list[int]:
             os.close(fd)
 
 
-def _struck(arm: Path, first: int) -> bool:
+def _fault_recorded(arm: Path, first: int) -> bool:
     """Whether a planned fault fired in this launch."""
     for folder in arm.glob("attempt-*"):
         if folder.name[8:].isdigit() and int(folder.name[8:]) >= first:

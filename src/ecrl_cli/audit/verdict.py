@@ -55,14 +55,14 @@ def arms_of(folder: Path) -> tuple[list[Arm], list[Arm]]:
     return [arm for arm in arms if arm.name.startswith("ref")], [arm for arm in arms if not arm.name.startswith("ref")]
 
 
-def judge(references: Iterable[Arm], struck: Iterable[Arm], order: str = "auto") -> AuditVerdict:
+def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto") -> AuditVerdict:
     """Judge every arm with faults against the first reference."""
-    references, struck = list(references), list(struck)
-    kinds = sorted({str(p.start["digest"]) for arm in (*references, *struck) for p in arm.processes if p.start and p.start.get("digest")})
+    references, faulted = list(references), list(faulted)
+    kinds = sorted({str(p.start["digest"]) for arm in (*references, *faulted) for p in arm.processes if p.start and p.start.get("digest")})
     if len(kinds) > 1:
         said = f"recorded with different digests ({', '.join(kinds)}): nothing can be compared; give every process the same of xxhash and blake3"
         found = Finding("deterministic", UNKNOWN, said)
-        return AuditVerdict("unknown", said, (found,), (), tuple(judged_arm(arm) for arm in struck), tuple(judged_arm(arm) for arm in references))
+        return AuditVerdict("unknown", said, (found,), (), tuple(judged_arm(arm) for arm in faulted), tuple(judged_arm(arm) for arm in references))
     undisturbed = [judged_arm(arm) for arm in references]
     for other in undisturbed[1:]:
         other.ignored = components.unseeded(undisturbed)
@@ -72,7 +72,7 @@ def judge(references: Iterable[Arm], struck: Iterable[Arm], order: str = "auto")
         findings += [f for f in [_completed(judged)] if f is not None]
     stable = not findings or findings[0].status != UNKNOWN
     reference = undisturbed[0] if undisturbed else None
-    every = [judged_arm(arm, reference, components.unseeded(undisturbed)) for arm in struck]
+    every = [judged_arm(arm, reference, components.unseeded(undisturbed)) for arm in faulted]
     arms = [judged for judged in every if judged.arm.name != promises.COLD]
     started_cold = next((judged for judged in every if judged.arm.name == promises.COLD), None)
     for judged in arms:

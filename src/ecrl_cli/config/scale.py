@@ -58,9 +58,9 @@ def _scale_steps(config: RunConfig, typed: frozenset[str]) -> RunConfig:
         every = min(every, max(config.scale.min_every, 2, round(every * factor)))  # with 1, every step would be on a boundary
     target, steps, schedule = config.target_steps, config.failure.steps, config.elastic.schedule
     listed = [parse(text) for text in config.failure.entries]
-    struck = tuple(sorted({entry.step for entry in listed if entry.step}))
+    failing = tuple(sorted({entry.step for entry in listed if entry.step}))
     if "target_steps" not in typed:
-        room = 2 * every * (len(steps) + len(struck) + len(schedule) + 1)
+        room = 2 * every * (len(steps) + len(failing) + len(schedule) + 1)
         target = min(target, max(round(target * factor), room))
         factor = target / config.target_steps
     mtbf = config.failure.mtbf_steps
@@ -69,14 +69,14 @@ def _scale_steps(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     if "failure.steps" not in typed:
         steps = _scaled(steps, factor, config.checkpoint.every, every)
     if "failure.entries" not in typed:
-        moved = _scaled(struck, factor, config.checkpoint.every, every)
-        listed = [replace(entry, step=dict(zip(struck, moved, strict=True)).get(entry.step, 0)) for entry in listed]
-        struck = moved
+        moved = _scaled(failing, factor, config.checkpoint.every, every)
+        listed = [replace(entry, step=dict(zip(failing, moved, strict=True)).get(entry.step, 0)) for entry in listed]
+        failing = moved
     if not any(key.startswith(KEY) for key in typed):
         changes = _scaled(tuple(schedule), factor, config.checkpoint.every, every)
         schedule = dict(zip(changes, schedule.values(), strict=True))
     if "target_steps" not in typed:
-        target = min(config.target_steps, max([target, *(step + 1 for step in (*steps, *struck, *schedule))]))
+        target = min(config.target_steps, max([target, *(step + 1 for step in (*steps, *failing, *schedule))]))
     return replace(
         config,
         target_steps=target,

@@ -59,8 +59,8 @@ def supervise_with_restarts(planned: RunPlan, say: Callable[[str], None]) -> Sup
             while True:
                 before = fired_indices(layout)
                 ended = _run_supervisor(planned.config, layout, stop)
-                struck = {kinds[index] for index in fired_indices(layout) - before}
-                cause = next((kind for kind in sorted(struck) if fault_kind(kind).supervisor_exit == ended.code), None)
+                fired = {kinds[index] for index in fired_indices(layout) - before}
+                cause = next((kind for kind in sorted(fired) if fault_kind(kind).supervisor_exit == ended.code), None)
                 if cause is None or stop.received():
                     break
                 say(f"{layout.root.name}: the supervisor has ended of the planned failure {cause}; a new one goes on")

@@ -64,7 +64,7 @@ _CALLS = {"read_at": "read", "listdir": "list", "fstat": "stat"}
 
 
 class FaultyFs(FsWrapper):
-    """`fault` None: nothing fails. `calls` counts the calls in all scopes; `struck` lists those that failed."""
+    """`fault` None: nothing fails. `calls` counts the calls in all scopes; `injected` lists those that failed."""
 
     def __init__(self, behind: Fs, limit: int = 100_000) -> None:
         super().__init__(behind)
@@ -75,7 +75,7 @@ class FaultyFs(FsWrapper):
     def arm(self, fault: Fault | None) -> None:
         """Sets `fault` and resets the counters."""
         self.fault, self.calls, self._in_scope = fault, 0, 0
-        self.struck: list[InjectedError] = []
+        self.injected: list[InjectedError] = []
         self._written: set[Path] = set()
 
     def around(self, call: str, path: Path, act: Callable[[], T]) -> T:
@@ -140,7 +140,7 @@ class FaultyFs(FsWrapper):
         self._in_scope += 1
         if self._in_scope < self.fault.at or (self._in_scope > self.fault.at and not self.fault.sticky):
             return ""
-        self.struck.append(InjectedError(call, path, path in self._written))
+        self.injected.append(InjectedError(call, path, path in self._written))
         return self.fault.kind
 
     def _error(self, call: str, path: Path, kind: str) -> StorageError:

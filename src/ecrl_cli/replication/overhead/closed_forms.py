@@ -211,10 +211,10 @@ def checkpoints_never_fail(spec: JobSpec, work: float, rng: np.random.Generator,
     return np.asarray(walls.wall[0] + spec.checkpoint * walls.checkpoints[0])
 
 
-_STRUCK = "rollback: interval 1 M, checkpoint 0.1 M, restart 0.3 M"
+_CASE = "rollback: interval 1 M, checkpoint 0.1 M, restart 0.3 M"
 PLANTED: dict[str, tuple[str, Walls]] = {
-    "planted: a restart never fails": (_STRUCK, restarts_never_fail),
-    "planted: a checkpoint never fails": (_STRUCK, checkpoints_never_fail),
+    "planted: a restart never fails": (_CASE, restarts_never_fail),
+    "planted: a checkpoint never fails": (_CASE, checkpoints_never_fail),
 }
 
 

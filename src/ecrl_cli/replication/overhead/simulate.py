@@ -78,7 +78,7 @@ def sweep(spec: JobSpec, intervals: Sequence[float], work: float, failures: Fail
         if not job.active.any():
             break
         job.fail(shares, draws < spec.fatal)
-    return Walls(np.where(job.active, np.inf, job.wall), job.struck, job.written)
+    return Walls(np.where(job.active, np.inf, job.wall), job.failures, job.written)
 
 
 @dataclass
@@ -94,7 +94,7 @@ class _Job:
 
     def __post_init__(self) -> None:
         shape = (len(self.every), self.repetitions)
-        self.wall, self.done, self.since, self.owed, self.down, self.struck, self.written = (np.zeros(shape) for _ in range(7))
+        self.wall, self.done, self.since, self.owed, self.down, self.failures, self.written = (np.zeros(shape) for _ in range(7))
         self.target = np.full(shape, self.work)
         self.active, self.fallen, self.waiting = np.ones(shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
 
@@ -111,7 +111,7 @@ class _Job:
         self.active &= ~ends
         self.waiting = self.active & (free < 0)
         self._advance(np.where(self.active & (free >= 0), free, 0.0), segment)
-        self.struck += self.active
+        self.failures += self.active
 
     def _advance(self, free: Floats, segment: Floats) -> None:
         """Work for `free` seconds, fewer than are left."""

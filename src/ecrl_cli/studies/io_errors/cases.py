@@ -76,9 +76,9 @@ class After:
     @property
     def excused(self) -> tuple[bool, bool]:
         """Whether the fault hit a call that frees space, or one that tells whether a final name still belongs to this attempt."""
-        struck = self.fs.struck
-        stuck = any(s.call in _UNDOING or (s.call == "rename" and s.path.name.startswith(TRASH_PREFIX)) for s in struck)
-        return stuck, any(s.path in (CHECKPOINTS, CHECKPOINTS / LEASE) for s in struck)
+        injected = self.fs.injected
+        stuck = any(s.call in _UNDOING or (s.call == "rename" and s.path.name.startswith(TRASH_PREFIX)) for s in injected)
+        return stuck, any(s.path in (CHECKPOINTS, CHECKPOINTS / LEASE) for s in injected)
 
 
 def run_cases(operation: str, cell: StoreSetup, fault: Fault, seen: Seen, wrap: Wrapper | None = None) -> Counts:
@@ -86,16 +86,16 @@ def run_cases(operation: str, cell: StoreSetup, fault: Fault, seen: Seen, wrap: 
     counts = Counts()
     for at in range(1, CALLS + 1):
         after = run_case(OPERATIONS[operation], cell, replace(fault, at=at), wrap)
-        struck, wrong = bool(after.fs.struck), judge(after, seen)
-        counts.cases += struck
+        injected, wrong = bool(after.fs.injected), judge(after, seen)
+        counts.cases += injected
         if wrong:
             counts.violations += 1
-            counts.first = counts.first or f"call {at} ({after.fs.struck[0].call if struck else 'none failed'}): {plain('; '.join(wrong[:2]))}"
-        elif struck:
+            counts.first = counts.first or f"call {at} ({after.fs.injected[0].call if injected else 'none failed'}): {plain('; '.join(wrong[:2]))}"
+        elif injected:
             counts.errors += after.error is not None
             counts.successes += after.error is None
             counts.stepped_back += after.stepped_back
-        if not struck or (wrong and wrap is not None):
+        if not injected or (wrong and wrap is not None):
             return counts
     return replace(counts, violations=counts.violations + 1, first=counts.first or f"hung: calls still fail at call {CALLS}")
 
@@ -128,17 +128,17 @@ def judge(after: After, seen: Seen) -> list[str]:
 
 def _said(after: After) -> Iterator[str]:
     """The error must name the call and the errno; nothing may be acknowledged if a sync, or the close of a written file, failed."""
-    error, struck = after.error, after.fs.struck
+    error, injected = after.error, after.fs.injected
     if isinstance(error, TooManyCalls):
         yield f"hung: {error}"
     elif isinstance(error, StorageError):
         yield from _misnamed(after, error)
     elif error is not None:
         yield f"untyped: {type(error).__name__}: {error}"
-    if error is not None and not struck:
+    if error is not None and not injected:
         yield f"fails untouched: {error}"
     if after.gave and after.operation.saves:
-        hit = next((s for s in struck if s.call in ("fsync", "fsyncdir") or (s.call == "close" and s.written)), None)
+        hit = next((s for s in injected if s.call in ("fsync", "fsyncdir") or (s.call == "close" and s.written)), None)
         if hit is not None:
             yield f"acknowledged after a failed {hit.call} of {hit.path.name}"
     if after.stepped_back and after.fault.kind in _PASSING:
@@ -148,7 +148,7 @@ def _said(after: After) -> Iterator[str]:
 def _misnamed(after: After, error: StorageError) -> Iterator[str]:
     if after.fault.kind not in (SHORT, ZERO) and error.errno != getattr(errno, after.fault.kind):
         yield f"does not name {after.fault.kind}: {error.line()}"
-    elif error.key not in {injected.call for injected in after.fs.struck}:
+    elif error.key not in {each.call for each in after.fs.injected}:
         yield f"names another call: {error.line()}"
 
 

@@ -52,11 +52,11 @@ class StoreRun:
         self.attempt = -1
         self.writer: Process | None = None
         self.late: list[Process] = []  # writers of older attempts that are still alive
-        self.struck = False  # a fault hit this operation
+        self.faulted = False  # a fault hit this operation
 
     def do(self, op: Op) -> None:
         self.met[op.do] += 1
-        self.struck = False
+        self.faulted = False
         {
             "save": self._save,
             "hand over": self._hand_over,
@@ -104,7 +104,7 @@ class StoreRun:
         new = [line for line in writer.lines[said:] if line.global_step == content[0]]
         if any(line.event == "failed" and "report this" in (line.reason or "") for line in new):
             raise Disagreement(f"untyped: {new[-1].reason}")
-        if ended is False and not self.struck and writer.attempt == self.attempt:
+        if ended is False and not self.faulted and writer.attempt == self.attempt:
             said_why = new[-1].reason if new else "nothing was said"
             raise Disagreement(f"refused: step {content[0]} was not saved, and nothing stood in its way: {said_why}")
         self.met["acknowledged"] += any(line.event == "committed" for line in new)
@@ -113,7 +113,7 @@ class StoreRun:
         """Called for each line of a writer's log as it is written."""
         if line.event != "committed":
             return
-        if lying := [each for each in writer.fs.faulty.struck if each.call in ("fsync", "fsyncdir") or (each.call == "close" and each.written)]:
+        if lying := [each for each in writer.fs.faulty.injected if each.call in ("fsync", "fsyncdir") or (each.call == "close" and each.written)]:
             raise Disagreement(f"acknowledged: step {line.global_step}, after a failed {lying[0].call} of {lying[0].path.name}")
         if wrong := self.model.acknowledge((line.global_step, writer.ranks), writer.attempt):
             raise Disagreement(wrong)
@@ -153,7 +153,7 @@ class StoreRun:
     def _recovered(self, choice: ResumeChoice, new: Process, op: Op) -> int:
         """Compare recovery's choice with the reference model; returns the step."""
         found = self._content(choice)
-        excused = bool(new.fs.faulty.struck) and op.trouble not in _PASSING
+        excused = bool(new.fs.faulty.injected) and op.trouble not in _PASSING
         refused = {entry_of(Path(each.path)).global_step for each in choice.rejected} if excused else set()
         due = max(self.model.required(), default=0)
         if wrong := self.model.recover(found, refused, new.attempt):
@@ -226,8 +226,8 @@ class StoreRun:
         except (EcrlError, TooManyCalls, Exception) as error:
             raise Disagreement(f"untyped: {type(error).__name__}: {error}") from error
         finally:
-            self.struck = self.struck or bool(faulty.struck)
-            self.met[f"met {_family(op)}"] += bool(faulty.struck) or (op.trouble == "rival" and len(fs.calls) > op.at)
+            self.faulted = self.faulted or bool(faulty.injected)
+            self.met[f"met {_family(op)}"] += bool(faulty.injected) or (op.trouble == "rival" and len(fs.calls) > op.at)
             left = 0 if fs.dead else len(faulty.open_files)
             faulty.arm(None)
             fs.armed, fs.dead = False, False
@@ -252,9 +252,9 @@ class StoreRun:
             self._lose_power(op.trouble, op.at)
 
     def _refused(self, process: Process, op: Op, error: StorageError) -> None:
-        if not process.fs.faulty.struck and process.attempt >= self.attempt:
+        if not process.fs.faulty.injected and process.attempt >= self.attempt:
             raise Disagreement(f"refused, and nothing stood in its way: {error.line()}") from error
-        if op.scope and process.fs.faulty.struck and op.trouble in errno.errorcode.values() and error.errno == 0:
+        if op.scope and process.fs.faulty.injected and op.trouble in errno.errorcode.values() and error.errno == 0:
             raise Disagreement(f"misnamed: {error.line()} does not name {op.trouble}") from error
 
     def _verify(self, op: Op) -> None:

@@ -113,12 +113,16 @@ class AttemptMonitor:
 
     def _over(self) -> bool:
         now = monotonic()
-        if self._running.check() or self._graceful_stop.over(now):
+        if self._finished() or self._graceful_stop.over(now):
             return True
         if self._context and self._context.wall_clock_faults:
             self._context.wall_clock_faults.inject_due(now, self._running.pids())
         self._hang = self._watchdog.check(now) if self._watchdog else None
         return self._hang is not None
+
+    def _finished(self) -> bool:
+        """Whether the attempt is over because of what its ranks did; in-place recovery, where ranks may outlive others, says it otherwise."""
+        return self._running.check()
 
     def _pause_s(self) -> float | None:
         """The longest time in seconds to wait for events; None: without limit."""

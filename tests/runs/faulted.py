@@ -29,7 +29,7 @@ DAMAGED = "checkpoints/step_00000018/model.safetensors"
 class ListedBuilder(RunBuilder):
     """Of the configuration's entries, those that no rank strikes at a boundary are claimed by `struck`."""
 
-    def struck(self, index: int, attempt: int, **more: Any) -> None:
+    def fault_fired(self, index: int, attempt: int, **more: Any) -> None:
         entry, at = plan(self.config)[index], more.pop("at", self.now)
         assert claim(self.layout, InjectedFault(index, entry.kind, entry.rank, entry.global_step, attempt, at, at + WALL, **more))
         self.fired.add(index)
@@ -40,12 +40,12 @@ class StruckBuilder(ListedBuilder):
 
     def attempt(self, number: int) -> Attempt:
         if number == 1:
-            self.struck(DAMAGE, 1, detail=f"{DAMAGED}: bytes 5 changed")
+            self.fault_fired(DAMAGE, 1, detail=f"{DAMAGED}: bytes 5 changed")
         made = super().attempt(number)
         if number == 0:
             log = self.layout.attempt(0)
-            self.struck(SLOW, 0, at_step=3, at=line_at(log.rank(1), 3)["at"] - 0.01)
-            self.struck(FULL, 0, at_step=12, at=line_at(log.checkpoints, 12)["at"])
+            self.fault_fired(SLOW, 0, at_step=3, at=line_at(log.rank(1), 3)["at"] - 0.01)
+            self.fault_fired(FULL, 0, at_step=12, at=line_at(log.checkpoints, 12)["at"])
         return made
 
 
@@ -54,7 +54,7 @@ def listed(*entries: str) -> RunConfig:
     return replace(config, variant=replace(config.variant, failures=True))
 
 
-def build_struck(folder: Path) -> RunLayout:
+def build_faulted(folder: Path) -> RunLayout:
     return StruckBuilder(folder / "struck", listed(*ENTRIES), spoil={1: 18}).build()
 
 
@@ -111,7 +111,7 @@ class BereftBuilder(ListedBuilder):
 
     def attempt(self, number: int) -> Attempt:
         if number == 2:
-            self.struck(2, 2)
+            self.fault_fired(2, 2)
         made = replace(super().attempt(number), session=number)
         return made if number else replace(made, exit_code=None, signal=None, rank=None)
 

@@ -1,4 +1,4 @@
-"""The referee can blow the whistle: a good recorded run is spoilt in one way at a time, and the verdict names the promise it broke."""
+"""A good recorded run is spoilt in one way at a time, and the verdict names the promise that it broke."""
 
 from __future__ import annotations
 
