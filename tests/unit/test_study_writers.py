@@ -104,15 +104,15 @@ def test_races_have_one_winner_whatever_a_predecessor_left(tmp_path: Path) -> No
 
 def test_a_choice_by_mtime_is_found(tmp_path: Path) -> None:
     bug = next(one for one in mutants.WRITER_MUTANTS if one.name == "newest by mtime")
-    honest = clocks.story(tmp_path / "honest", 1, "group", "", random.Random(1))
-    assert clocks.story(tmp_path / "planted", 1, "group", "stuck", random.Random(1), bug.kind.store) != honest
+    honest = clocks.scenario(tmp_path / "honest", 1, "group", "", random.Random(1))
+    assert clocks.scenario(tmp_path / "planted", 1, "group", "stuck", random.Random(1), bug.kind.store) != honest
 
 
 def test_clocks_change_nothing(tmp_path: Path) -> None:
-    honest = clocks.story(tmp_path / "honest", 1, "single", "", random.Random(1))
+    honest = clocks.scenario(tmp_path / "honest", 1, "single", "", random.Random(1))
     assert honest["kept"][-1] == [50, 40] and honest["chosen"] == 40 and len(honest["refused"]) == 1
     for jump in ("back an hour", "to and fro"):
-        assert clocks.story(tmp_path / jump, 1, "single", jump, random.Random(2)) == honest
+        assert clocks.scenario(tmp_path / jump, 1, "single", jump, random.Random(2)) == honest
 
 
 @pytest.mark.parametrize("fault", ["absent", "stale"])

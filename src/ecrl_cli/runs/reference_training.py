@@ -18,7 +18,7 @@ from ecrl_cli.verify.verification_input import same_sizes
 from ecrl_cli.verify.verify_run import named
 
 
-def vouched(records: RunRecords, known: References, *, whole: bool) -> bool:
+def serves_as_reference(records: RunRecords, known: References, *, whole: bool) -> bool:
     """Whether a valid undisturbed run to compare with exists beside the run. `whole`: it must have the same world size at every step."""
     return any(same_sizes(records, reference) or not whole for reference in find_references(records, known).usable)
 
@@ -34,7 +34,7 @@ def lacking(runs: Iterable[RunPlan], known: References) -> dict[Path, tuple[RunP
             records = bounded(RunLayout(named(run.layout.root)))
         except (EcrlError, OSError):
             continue  # `ecrl verify` on the run itself reports what is wrong with it
-        if records.final is not None and not vouched(records, known, whole=False):
+        if records.final is not None and not serves_as_reference(records, known, whole=False):
             found[reference.layout.root] = (reference, records)
     return found
 
@@ -47,7 +47,7 @@ def required(folder: Path, known: References) -> tuple[RunPlan, RunRecords] | st
         return "is undisturbed and needs no reference"
     if not recovery_of(stored.config).exact:
         return f"recovery={stored.config.recovery.name} claims no trajectory: no reference is trained"
-    if vouched(records, known, whole=True):
+    if serves_as_reference(records, known, whole=True):
         return "an undisturbed run lies beside it already"
     reference = plan_reference(stored.config, folder)
     if reference.reference_id != stored.reference_id:

@@ -44,7 +44,7 @@ def failures_once(case: Case) -> Finding:
     check_writer_deaths(case, notes)
     _check_repeats(case, by_index, notes)
     unfired = {entry.index: entry for entry in planned if entry.index not in {fired.index for fired in case.run.fired}}
-    rules = (_without_victim, _not_reached, _hit_nobody, _never_chosen, _dropped_with_its_step)
+    rules = (_without_victim, _not_reached, _had_no_target, _never_chosen, _dropped_with_its_step)
     excused = {index: words for rule in rules for index, words in rule(case, unfired.values()).items()}
     if (owed := sorted(unfired.keys() - excused.keys())) and case.completed:
         notes.broken(f"the run completed and entries {owed} never fired")
@@ -64,7 +64,7 @@ def _not_reached(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str
     return {entry.index: f"entry {entry.index} (due after {entry.seconds:.3f} s) {reason}" for entry in waiting if entry.seconds > lived - _SLACK_S}
 
 
-def _hit_nobody(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
+def _had_no_target(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, str]:
     """Entries that never fired because their rank had died by their wall time and no later attempt replaced it: by index, with a description."""
     if not recovery_of(case.run.stored.config).shrinks:
         return {}

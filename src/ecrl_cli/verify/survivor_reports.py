@@ -233,9 +233,9 @@ def _account(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuilder) -
     )
     blamed = dead(a, t) if t.dropped else losers.keys()
     for line in lines:
-        if strangers := sorted(set(line.ranks) - blamed):
-            what = "was left" if strangers[0] in t.alive else "lost nothing"
-            notes.broken(f"the lost-samples record of attempt {a.attempt} names rank {strangers[0]}, which {what}")
+        if others := sorted(set(line.ranks) - blamed):
+            what = "was left" if others[0] in t.alive else "lost nothing"
+            notes.broken(f"the lost-samples record of attempt {a.attempt} names rank {others[0]}, which {what}")
     if lines and not losers:
         return [f"the lost-samples record names samples of step {lines[0].global_step}, in which nothing was done again without the dead"]
     if case.run.dataset is None or not losers:
@@ -353,8 +353,8 @@ def _check_layers(case: Case, a: Attempt, report: SurvivorReport, notes: Finding
     known = {
         name.removeprefix(_PARAMETER) for manifest in _manifests(case).values() for name in tensor_digests(manifest) if name.startswith(_PARAMETER)
     }
-    if known and (strangers := sorted(names.keys() - known)):
-        notes.broken(f"survivors of attempt {a.attempt} name {strangers[0]!r}, which is no parameter of the checkpoints")
+    if known and (others := sorted(names.keys() - known)):
+        notes.broken(f"survivors of attempt {a.attempt} name {others[0]!r}, which is no parameter of the checkpoints")
 
 
 def _check_state(case: Case, a: Attempt, report: SurvivorReport, notes: FindingBuilder) -> None:

@@ -51,13 +51,13 @@ def single_flip(is_crc: int, should_be: int, length: int, polynomial: int) -> Bi
     table = _table(polynomial)
     by_top = {entry >> 24: byte for byte, entry in enumerate(table)}
     single = {table[1 << bit]: bit for bit in range(8)}
-    syndrome = is_crc ^ should_be
+    difference = is_crc ^ should_be
     for from_end in range(length):
-        bit = single.get(syndrome)
+        bit = single.get(difference)
         if bit is not None:
             return BitFlip(length - 1 - from_end, bit)
-        low = by_top[syndrome >> 24]
-        syndrome = ((syndrome ^ table[low]) << 8) & 0xFFFFFFFF | low
+        low = by_top[difference >> 24]
+        difference = ((difference ^ table[low]) << 8) & 0xFFFFFFFF | low
     return None
 
 

@@ -228,7 +228,7 @@ def rolled_back(layer: str) -> tuple[Row, ...]:
 
 
 _NAN = b"\x00\x00\xc0\x7f"
-_NOBODY = "6" * 64
+_OTHER_RUN = "6" * 64
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -317,8 +317,8 @@ GROUP = (
     Row("COMMIT's predecessor edited", edited(COMMIT, prev_commit_sha256="0" * 64), "commit"),
     Row("COMMIT not canonical", not_canonical(COMMIT), "commit"),
     Row("MANIFEST edited", edited(MANIFEST, epoch=1), "manifest"),
-    Row("COMMIT of another run, made to agree", lambda fixture: put_commit(fixture.newest, run_id=_NOBODY), "commit"),
-    Row("MANIFEST of another run, made to agree", forged(lambda manifest: manifest.update(run_id=_NOBODY)), "manifest"),
+    Row("COMMIT of another run, made to agree", lambda fixture: put_commit(fixture.newest, run_id=_OTHER_RUN), "commit"),
+    Row("MANIFEST of another run, made to agree", forged(lambda manifest: manifest.update(run_id=_OTHER_RUN)), "manifest"),
     Row("no parts, made to agree", forged(lambda manifest: manifest.update(parts={})), "manifest"),
     Row("manifest lacks a part, made to agree", forged(without(OPTIMIZER)), "parts"),
     Row("a part named twice, made to agree", forged(renamed(MODEL, "model2.safetensors")), "parts"),

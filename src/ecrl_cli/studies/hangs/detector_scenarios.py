@@ -114,16 +114,16 @@ class DetectorMutant:
 
     name: str
     make: type[HangDetector]
-    story: str
+    scenario: str
 
     def shown(self, rng: random.Random) -> bool:
         def made(now: float) -> HangDetector:
             return self.make(LIMITS, 0, now)
 
-        if self.story == "standing":
+        if self.scenario == "standing":
             found = standing(made, rng)
             return found is None or found > 3
-        return bool((slow if self.story == "slow" else suspended)(made, rng))
+        return bool((slow if self.scenario == "slow" else suspended)(made, rng))
 
 
 DETECTOR_MUTANTS = (

@@ -47,7 +47,7 @@ def _case(context: StudyContext, trial: Trial) -> dict[str, Any]:
     return found | {"shared_memory": sorted(shared_memory() - before)}
 
 
-def _story(context: StudyContext, trial: Trial) -> dict[str, Any]:
+def _scenario(context: StudyContext, trial: Trial) -> dict[str, Any]:
     rng = context.rng(trial.key)
     if trial.facts["what"] == "standing":
         found = detector_scenarios.standing(detector_scenarios.product, rng)
@@ -138,7 +138,7 @@ STUDY = Study(
         Arm(
             "story",
             lambda context: [_named("story", what, n) for what in ("slow", "suspended", "standing") for n in range(context.keys.slow)],
-            _story,
+            _scenario,
             limit_s=TRIAL_S,
             overdue=OVERDUE,
         ),
@@ -178,7 +178,7 @@ STUDY = Study(
             "trials left no process and no shared memory",
         ),
         _in_time,
-        all_of("detector", "story", _good, "stories told to the detector by a clock of the study's own, as promised"),
+        all_of("detector", "story", _good, "scenarios given to the detector under a simulated clock, as promised"),
         mutants_found("what", "shown"),
     ),
     notes=_notes,

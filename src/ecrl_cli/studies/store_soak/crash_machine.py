@@ -89,13 +89,13 @@ class Process:
 class _Memory:
     """A log kept in memory."""
 
-    def __init__(self, lines: list[CheckpointLine], heard: Callable[[CheckpointLine], None]) -> None:
-        self._lines, self._heard = lines, heard
+    def __init__(self, lines: list[CheckpointLine], on_line: Callable[[CheckpointLine], None]) -> None:
+        self._lines, self._on_line = lines, on_line
 
     def append(self, event: object) -> bytes:
         assert isinstance(event, CheckpointLine)
         self._lines.append(event)
-        self._heard(event)
+        self._on_line(event)
         return b""
 
 
@@ -111,10 +111,10 @@ class Machine:
         self.disk = ModelFs(RUN, tree)  # type: ignore[arg-type]
         self._start = ModelFs(RUN, tree).nodes  # type: ignore[arg-type]
 
-    def process(self, attempt: int, ranks: int, heard: Callable[[Process, CheckpointLine], None]) -> Process:
-        """A new process with its own store; `heard` is called with every line of its log as it is written."""
+    def process(self, attempt: int, ranks: int, on_line: Callable[[Process, CheckpointLine], None]) -> Process:
+        """A new process with its own store; `on_line` is called with every line of its log as it is written."""
         fs, lines = DyingProcessFs(self.disk, self._rng), list[CheckpointLine]()
-        journal = cast(Journal, _Memory(lines, lambda line: heard(made, line)))
+        journal = cast(Journal, _Memory(lines, lambda line: on_line(made, line)))
         made = Process(attempt, ranks, fs, self.store(fs), CheckpointLog(journal, RunLayout(RUN), attempt), lines)
         return made
 

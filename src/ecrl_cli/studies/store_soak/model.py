@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 KEEP = 2
-NOBODY = -1
+NO_OWNER = -1
 
 Content = tuple[int, int]
 
@@ -28,7 +28,7 @@ class Model:
     begun: dict[int, set[Content]] = field(default_factory=dict)
     acked: dict[int, Content] = field(default_factory=dict)
     damaged: set[int] = field(default_factory=set)
-    owner: int = NOBODY
+    owner: int = NO_OWNER
     resumed: int = 0
     torn: dict[int, str] = field(default_factory=dict)
 

@@ -109,7 +109,7 @@ class StoreRun:
             raise Disagreement(f"refused: step {content[0]} was not saved, and nothing stood in its way: {said_why}")
         self.met["acknowledged"] += any(line.event == "committed" for line in new)
 
-    def _heard(self, writer: Process, line: CheckpointLine) -> None:
+    def _on_log_line(self, writer: Process, line: CheckpointLine) -> None:
         """Called for each line of a writer's log as it is written."""
         if line.event != "committed":
             return
@@ -137,7 +137,7 @@ class StoreRun:
     def _begin(self, op: Op) -> None:
         """A supervisor's start: claim the store, choose a checkpoint, quarantine what was rejected."""
         self.attempt += 1
-        new = self.machine.process(self.attempt, op.number or 2, self._heard)
+        new = self.machine.process(self.attempt, op.number or 2, self._on_log_line)
 
         def recover() -> bool:
             new.store.claim(new.attempt)
@@ -175,7 +175,7 @@ class StoreRun:
         """A supervisor of an old attempt claims the store: it must be rejected."""
         if self.model.owner < 1:
             return
-        process = self.machine.process(self.model.owner - 1, 1, self._heard)
+        process = self.machine.process(self.model.owner - 1, 1, self._on_log_line)
 
         def claim() -> bool:
             process.store.claim(process.attempt)

@@ -81,8 +81,8 @@ def generate(rng: random.Random, strategies: tuple[str, ...], replicas: tuple[in
     sizes = [(0, rng.choice(SIZES))]
     for step in steps:
         sizes.append((step, rng.choice([size for size in SIZES if size != sizes[-1][1]])))
-    course = ElasticRunSpec(rng.choice(tuple(MODELS)), rng.choice(strategies), rng.choice(replicas), tuple(sizes))
-    undisturbed, entries = build(course.keys()), tuple[str, ...]()
+    spec = ElasticRunSpec(rng.choice(tuple(MODELS)), rng.choice(strategies), rng.choice(replicas), tuple(sizes))
+    undisturbed, entries = build(spec.keys()), tuple[str, ...]()
     wanted = rng.randint(1, 3)
     for _ in range(_DRAWS):
         if len(entries) == wanted:
@@ -90,7 +90,7 @@ def generate(rng: random.Random, strategies: tuple[str, ...], replicas: tuple[in
         candidate = (*entries, str(_kill(rng, undisturbed)))
         if possible(undisturbed, candidate):
             entries = candidate
-    return course, entries
+    return spec, entries
 
 
 def _kill(rng: random.Random, config: RunConfig) -> Entry:
@@ -111,18 +111,18 @@ def _draw(context: StudyContext) -> Iterator[Trial]:
     for number in range(context.keys.trials):
         key = f"run/{number:04d}"
         rng = context.rng(key)
-        course, entries = generate(rng, context.keys.strategies, REPLICAS)
-        facts = {**asdict(course), "sizes": [list(each) for each in course.sizes], "entries": list(entries)}
+        spec, entries = generate(rng, context.keys.strategies, REPLICAS)
+        facts = {**asdict(spec), "sizes": [list(each) for each in spec.sizes], "entries": list(entries)}
         yield Trial(key, {"arm": "random", **facts, "hash_seed": rng.choice(HASH_SEEDS)})
 
 
 def _play(bench: Bench, facts: dict[str, Any]) -> tuple[dict[str, Any], str]:
     sizes = tuple((step, size) for step, size in facts["sizes"])
-    course, entries = ElasticRunSpec(facts["model"], facts["strategy"], facts["replicas"], sizes), tuple(facts["entries"])
-    found = asdict(bench.play(course.keys(entries), course.reference, facts["hash_seed"]))
+    spec, entries = ElasticRunSpec(facts["model"], facts["strategy"], facts["replicas"], sizes), tuple(facts["entries"])
+    found = asdict(bench.play(spec.keys(entries), spec.reference, facts["hash_seed"]))
     if found["outcome"] == "valid" and found["resized"] < len(sizes) - 1:
         found |= {"outcome": "idle", "why": f"{found['resized']} changes of size, {len(sizes) - 1} were planned"}
-    return found, typed(course.keys(entries))
+    return found, typed(spec.keys(entries))
 
 
 def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:

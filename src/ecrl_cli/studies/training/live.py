@@ -114,9 +114,9 @@ def matrix(recoveries: tuple[str, ...], strategies: tuple[str, ...]) -> Iterator
     for recovery in recoveries:
         base = LiveRunSpec(recovery, 3, 0 if RECOVERIES.of(recovery).shrinks else 1, strategies[-1], 0.2)
         for world_size in WORLDS:
-            course = replace(base, world_size=world_size)
-            yield f"{recovery}/{world_size}/leader", course, ("kill@5.backward/0.1:0",)
-            yield f"{recovery}/{world_size}/another", course, (f"kill@6.backward/0.6:{world_size - 1}",)
+            spec = replace(base, world_size=world_size)
+            yield f"{recovery}/{world_size}/leader", spec, ("kill@5.backward/0.1:0",)
+            yield f"{recovery}/{world_size}/another", spec, (f"kill@6.backward/0.6:{world_size - 1}",)
         more = replace(base, world_size=4, spares=2)
         yield f"{recovery}/two_at_once", more, ("kill@5.backward/0.4:0+2",)
         yield f"{recovery}/two_in_one_step", more, ("kill@7.backward/0.2:3", "kill@7.backward/0.9:0")
@@ -129,41 +129,41 @@ def generate(rng: random.Random, recoveries: tuple[str, ...], strategies: tuple[
     """A run and one to four failures of existing ranks."""
     recovery = rng.choice(recoveries)
     spares = rng.choice((0, 0, 1, 2)) if RECOVERIES.of(recovery).shrinks else rng.choice((1, 1, 2))
-    course = LiveRunSpec(recovery, rng.choice(WORLDS), spares, rng.choice(strategies), rng.choice((0.0, 0.2)))
+    spec = LiveRunSpec(recovery, rng.choice(WORLDS), spares, rng.choice(strategies), rng.choice((0.0, 0.2)))
     wanted, entries, step = rng.choices((1, 2, 3, 4), (4, 4, 2, 1))[0], tuple[str, ...](), 0
     for _ in range(_DRAWS):
-        there = present(course, entries)
+        there = present(spec, entries)
         step = max((parse(entry).step for entry in entries), default=0)
         if len(entries) == wanted or step + 2 > LATEST:
             break
-        found = _next(rng, course, entries, there, step, last=len(entries) + 1 == wanted)
-        if possible(undisturbed(course), (*entries, *found)):
+        found = _next(rng, spec, entries, there, step, last=len(entries) + 1 == wanted)
+        if possible(undisturbed(spec), (*entries, *found)):
             entries = (*entries, *found)
     if not entries:
-        raise ValueError(f"no failure is available for {course}")
-    return course, entries
+        raise ValueError(f"no failure is available for {spec}")
+    return spec, entries
 
 
 @cache
-def undisturbed(course: LiveRunSpec) -> RunConfig:
+def undisturbed(spec: LiveRunSpec) -> RunConfig:
     """The run without failures, cached; entries are checked against it."""
-    return build(course.keys())
+    return build(spec.keys())
 
 
-def present(course: LiveRunSpec, entries: tuple[str, ...]) -> int:
+def present(spec: LiveRunSpec, entries: tuple[str, ...]) -> int:
     """Minimum number of ranks after `entries`: dead ranks are replaced at most as often as there were spares."""
-    size, spares = course.world_size, course.spares
-    if not RECOVERIES.of(course.recovery).shrinks:
+    size, spares = spec.world_size, spec.spares
+    if not RECOVERIES.of(spec.recovery).shrinks:
         return size
     for entry in map(parse, entries):
         gone = size if entry.who == "all" else max(1, len(entry.who))
         filled = min(gone, spares)
         spares -= filled
-        size = size - gone + filled if gone < size + filled else course.world_size
+        size = size - gone + filled if gone < size + filled else spec.world_size
     return max(1, size)
 
 
-def _next(rng: random.Random, course: LiveRunSpec, entries: tuple[str, ...], there: int, step: int, last: bool) -> tuple[str, ...]:
+def _next(rng: random.Random, spec: LiveRunSpec, entries: tuple[str, ...], there: int, step: int, last: bool) -> tuple[str, ...]:
     """One failure at least two steps after the earlier ones; or one during recovery from the last of these; or two in one step."""
     if not entries and rng.random() < 0.05:
         return (str(Entry("kill", 0, rng.choice(("start", *_RECOVERING)), None, (rng.randrange(there),))),)
@@ -174,10 +174,10 @@ def _next(rng: random.Random, course: LiveRunSpec, entries: tuple[str, ...], the
     if there > 1 and rng.random() < 0.12:
         first, second = rng.sample(range(there), 2)
         return tuple(str(Entry("kill", begin, "backward", round(rng.random(), 2), (who,))) for who in (first, second))
-    return (str(_alone(rng, course, there, begin, last)),)
+    return (str(_alone(rng, spec, there, begin, last)),)
 
 
-def _alone(rng: random.Random, course: LiveRunSpec, there: int, step: int, last: bool) -> Entry:
+def _alone(rng: random.Random, spec: LiveRunSpec, there: int, step: int, last: bool) -> Entry:
     what = rng.choices(tuple(KINDS), [weight for weight, _ in KINDS.values()])[0]
     moment = rng.choice(KINDS[what][1])
     kind = fault_kind(what)
@@ -192,8 +192,8 @@ def _alone(rng: random.Random, course: LiveRunSpec, there: int, step: int, last:
     return Entry(what, step, "" if kind.moments == (moment,) else moment, share, who)
 
 
-def facts(course: LiveRunSpec, entries: tuple[str, ...]) -> dict[str, Any]:
-    return {**asdict(course), "entries": list(entries)}
+def facts(spec: LiveRunSpec, entries: tuple[str, ...]) -> dict[str, Any]:
+    return {**asdict(spec), "entries": list(entries)}
 
 
 def of_facts(found: dict[str, Any]) -> tuple[LiveRunSpec, tuple[str, ...]]:
@@ -222,20 +222,20 @@ SHOWS = {
 
 
 def _matrix(context: StudyContext) -> Iterator[Trial]:
-    for name, course, entries in matrix(context.keys.recoveries, context.keys.strategies):
-        yield Trial(f"matrix/{name}", {"arm": "matrix", **facts(course, entries)})
+    for name, spec, entries in matrix(context.keys.recoveries, context.keys.strategies):
+        yield Trial(f"matrix/{name}", {"arm": "matrix", **facts(spec, entries)})
 
 
 def _draw(context: StudyContext) -> Iterator[Trial]:
     for number in range(context.keys.trials):
         key = f"run/{number:04d}"
-        course, entries = generate(context.rng(key), context.keys.recoveries, context.keys.strategies)
-        yield Trial(key, {"arm": "random", **facts(course, entries)})
+        spec, entries = generate(context.rng(key), context.keys.recoveries, context.keys.strategies)
+        yield Trial(key, {"arm": "random", **facts(spec, entries)})
 
 
 def _play(bench: Bench, facts: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    course, entries = of_facts(facts)
-    return play(bench, course, entries), typed(course.keys(entries))
+    spec, entries = of_facts(facts)
+    return play(bench, spec, entries), typed(spec.keys(entries))
 
 
 def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:
@@ -243,8 +243,8 @@ def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:
     bug = trial.facts["bug"]
     bench, tried = Bench(context.scratch / "planted", bug), 0
     try:
-        for _, course, entries in matrix(SHOWS.get(bug, LOSSY), context.keys.strategies):
-            found, tried = play(bench, course, entries), tried + 1
+        for _, spec, entries in matrix(SHOWS.get(bug, LOSSY), context.keys.strategies):
+            found, tried = play(bench, spec, entries), tried + 1
             if found["outcome"] in SHOWN:
                 return {"found": True, "runs": tried, "by": f"{found['outcome']}: {found['why']}", "beside": found["seen"]}
     finally:
@@ -252,7 +252,7 @@ def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:
     return {"found": False, "runs": tried, "by": "", "beside": ""}
 
 
-def play(bench: Bench, course: LiveRunSpec, entries: tuple[str, ...]) -> dict[str, Any]:
+def play(bench: Bench, spec: LiveRunSpec, entries: tuple[str, ...]) -> dict[str, Any]:
     """The run's outcome; `seen`: findings beside the verdict; `went_on`, `joined`, `redone`, `lost`: attempts continued by others in memory,
     spares that joined, steps finished without the dead ranks or dropped, and lost samples."""
     beside: dict[str, Any] = {"seen": "", "went_on": 0, "joined": 0, "redone": 0, "lost": 0}
@@ -267,7 +267,7 @@ def play(bench: Bench, course: LiveRunSpec, entries: tuple[str, ...]) -> dict[st
         if why and run.outcome in ("valid", "idle"):
             run.outcome, run.why = outcome, why
 
-    found = asdict(bench.play(course.keys(entries), course.reference, look=look))
+    found = asdict(bench.play(spec.keys(entries), spec.reference, look=look))
     return found | beside
 
 

@@ -92,7 +92,9 @@ class LyingTime:
         return {"back an hour": now - HOUR, "ten years on": now + TEN_YEARS, "stuck": stood, "to and fro": now + far}[self._jump]
 
 
-def story(folder: Path, seed: int, layout: str, jump: str, rng: random.Random, store_kind: type[CheckpointStore] = CheckpointStore) -> dict[str, Any]:
+def scenario(
+    folder: Path, seed: int, layout: str, jump: str, rng: random.Random, store_kind: type[CheckpointStore] = CheckpointStore
+) -> dict[str, Any]:
     """Five saves with retention, damage to the newest, and a recovery: returns every decision taken."""
     run = RunLayout(folder)
     folder.mkdir()

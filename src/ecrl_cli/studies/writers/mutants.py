@@ -152,9 +152,9 @@ def _shown(bug: WriterMutant, history: History, seed: int, folder: Path) -> Iter
 
 
 def _mtimes(bug: WriterMutant, seed: int, folder: Path) -> Iterator[bool]:
-    honest = clocks.story(folder, seed, bug.cell["layout"], "", random.Random(0))
+    honest = clocks.scenario(folder, seed, bug.cell["layout"], "", random.Random(0))
     shutil.rmtree(folder)
     for number in range(5):
-        told = clocks.story(folder, seed, bug.cell["layout"], "to and fro", random.Random(number), bug.kind.store)
+        told = clocks.scenario(folder, seed, bug.cell["layout"], "to and fro", random.Random(number), bug.kind.store)
         shutil.rmtree(folder)
         yield told != honest

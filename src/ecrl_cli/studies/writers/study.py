@@ -42,8 +42,8 @@ def _clock_trials(context: StudyContext) -> Iterator[Trial]:
 
 def _clock(context: StudyContext, trial: Trial) -> dict[str, Any]:
     layout, honest = trial.facts["layout"], context.shared(_honest)
-    honest[layout] = honest.get(layout) or _story(context, trial, "")
-    told = _story(context, trial, trial.facts["jump"])
+    honest[layout] = honest.get(layout) or _scenario(context, trial, "")
+    told = _scenario(context, trial, trial.facts["jump"])
     return {"differs": sorted(key for key, value in told.items() if value != honest[layout][key])}
 
 
@@ -52,10 +52,10 @@ def _honest(context: StudyContext) -> dict[str, dict[str, Any]]:
     return {}
 
 
-def _story(context: StudyContext, trial: Trial, jump: str) -> dict[str, Any]:
+def _scenario(context: StudyContext, trial: Trial, jump: str) -> dict[str, Any]:
     folder = context.scratch / "trial"
     try:
-        return clocks.story(folder, context.seed, trial.facts["layout"], jump, context.rng(trial.key))
+        return clocks.scenario(folder, context.seed, trial.facts["layout"], jump, context.rng(trial.key))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

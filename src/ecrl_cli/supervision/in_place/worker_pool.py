@@ -162,7 +162,7 @@ class SparePool:
         self._idle, self._unready = [], []
 
     def _read_pids(self) -> None:
-        for message in self._source.zygote.heard("spares") if self._source else ():
+        for message in self._source.zygote.messages("spares") if self._source else ():
             self._asked -= len(message["pids"])
             opened = [(pid, processes.open_pidfd(pid)) for pid in message["pids"]]
             self._idle += [IdleWorker(pid, pidfd) for pid, pidfd in opened if pidfd is not None]

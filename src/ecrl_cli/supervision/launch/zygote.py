@@ -64,7 +64,7 @@ class ZygoteProcess:
         except OSError:
             return  # it has died: `over` is true
 
-    def heard(self, about: str) -> list[dict[str, Any]]:
+    def messages(self, about: str) -> list[dict[str, Any]]:
         """The received messages that have the key `about`; the others are kept for later calls."""
         try:
             while data := self.socket.recv(MESSAGE_BYTES):
@@ -78,7 +78,7 @@ class ZygoteProcess:
     def warm(self, modules: tuple[str, ...]) -> None:
         """Wait until it has imported `modules` or has died, so that this time is not part of any run."""
         self.ask({"preload": modules})
-        while not self.heard("warm") and not self.over():
+        while not self.messages("warm") and not self.over():
             select.select([self.socket.fileno(), self.pidfd], [], [])
 
     def over(self) -> bool:
@@ -229,7 +229,7 @@ class ZygoteAttempt:
         return self._ranks.exits()
 
     def _hear(self) -> None:
-        for message in self.zygote.heard("prefix"):
+        for message in self.zygote.messages("prefix"):
             if message["prefix"] == self.prefix:
                 self._forked = True
                 for rank, pid in enumerate(message["pids"]):

@@ -171,9 +171,9 @@ class HangDiagnosis:
             behind = tuple(rank for rank in sorted(self.beats) if _order(self.beats[rank]) == least)
             there = next(beat for beat in self.beats.values() if _order(beat) == most)
             return self._of(behind, f"{named_ranks(behind)} in {_place(self.beats[behind[0]])}, the others wait in {_place(there)}")
-        return self._of((), self._nobody())
+        return self._of((), self._no_blamed_rank())
 
-    def _nobody(self) -> str:
+    def _no_blamed_rank(self) -> str:
         beat = next(iter(self.beats.values()))
         who = "the only rank is" if len(self.beats) == 1 else f"all {len(self.beats)} ranks are"
         why = "the network between them, or a deadlock" if len(self.beats) > 1 and beat.phase in _COLLECTIVE else "nobody is behind the others"

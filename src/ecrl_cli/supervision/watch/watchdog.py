@@ -71,8 +71,8 @@ class WatchdogContext:
 
     def graceful_stop(self, stop: StopSignals) -> GracefulStop:
         """The graceful stop of this attempt."""
-        heard = self.saves and not self.attempt_spec.nodes  # ranks on another machine do not see the heartbeat table
-        return GracefulStop(stop, self.heartbeats if heard else None, self.supervision.grace_s, self.tell, bool(self.attempt_spec.memory))
+        shared = self.saves and not self.attempt_spec.nodes  # ranks on another machine do not see the heartbeat table
+        return GracefulStop(stop, self.heartbeats if shared else None, self.supervision.grace_s, self.tell, bool(self.attempt_spec.memory))
 
 
 class AttemptWatchdog:
