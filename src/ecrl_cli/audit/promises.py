@@ -283,7 +283,9 @@ def _first(ours: list[Step], theirs: list[Step], name: str) -> list[tuple[int, o
 
 
 def _tells(reference: Judged | None, behind: int, pairs: list[tuple[int, int, object, object]], name: str) -> bool:
-    """Whether the undisturbed run has something else there: a constant learning rate, say, tells nothing."""
+    """Whether the value in the cold start differs from that of the undisturbed run at the same step. Where it does not (a constant learning
+    rate), equal values prove no restore.
+    """
     for rank, place, _, other in pairs:
         step = reference.path.steps.get(behind + place, {}).get(rank) if reference is not None else None
         due = value_of(step[1], name) if step is not None else None

@@ -285,7 +285,10 @@ def _take_step(process: Process, batches: dict[int, Batch], line: dict[str, Any]
 
 
 def _with_observed(step: Step, process: Process) -> Step:
-    """A step that the job tells of stands for those that the recorder saw since the one before: what it does not say is theirs."""
+    """`step`, declared by the job, merged with the steps that the recorder observed since the last declared one; these are removed from `process`.
+
+    A field that the job did not declare is taken from the observed steps: batches and losses of all, the rest of the last.
+    """
     seen: list[Step] = []
     while process.steps and not process.steps[-1].declared:
         seen.insert(0, process.steps.pop())

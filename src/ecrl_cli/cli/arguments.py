@@ -81,9 +81,11 @@ def parse(argv: Sequence[str], verb: str = "train") -> Arguments:
 
 
 def _opened(text: str) -> str:
-    """Adapts `text` to Hydra's grammar: open mappings (elastic.schedule, the scheduler's extra options) need `++` for new keys, and `nan`, which
-    Hydra reads as a number, is the name of a failure kind.
+    """Adapts `text` to Hydra's grammar: open mappings (elastic.schedule, the scheduler's extra options) need `++` for new keys; `nan`, which
+    Hydra reads as a number, is the name of a failure kind; and the key of a trial, which may have commas and parentheses, is quoted.
     """
+    if text.startswith("trial=") and not re.fullmatch(r"""trial=(|(["']).*\2)""", text):
+        return 'trial="' + re.sub(r'(\\*)"', r'\1\1\\"', text.removeprefix("trial=")) + '"'
     if text.startswith("failure="):
         return re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", text)
     return f"++{text}" if text.startswith(("elastic.schedule", f"{PREFIX}additional_parameters")) else text

@@ -83,10 +83,14 @@ def _configs(arguments: Arguments) -> list[StudyConfig]:
 
 
 def _sized(job: list[str]) -> list[str]:
-    """The overrides of one study, `study.trials` in its own keys. A value that is no number is left to the check of the key."""
+    """The overrides of one study, `study.trials` in its own keys; as it stands for one that has this key where a trial is run again, whose command
+    says every key. A value that is no number is left to the check of the key.
+    """
     texts = dict(text.split("=", 1) for text in job)
     trials = texts.get("study.trials", "")
     if not trials.isdecimal() or int(trials) < 1:
+        return job
+    if "trial" in texts and "trials" in {each.name for each in dataclasses.fields(study_keys(texts[PRIMARY]) or StudyConfig)}:
         return job
     typed = {key.removeprefix("study.") for key in texts if key.startswith("study.")}
     own = {f"study.{key}": value for key, value in sized(texts[PRIMARY], int(trials), typed).items()}

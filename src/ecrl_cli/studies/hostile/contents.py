@@ -201,7 +201,7 @@ def name_inputs() -> list[MaliciousInput]:
     found.append(MaliciousInput("names of parts", "65 parts", "guard", ("manifest",), _many_parts))
     tensors = ("module.__class__", "__init__", "", "parameters." + "x" * 600, "parameters\0.weight")
     found += [MaliciousInput("names of tensors", repr(name[:24]), "guard", ("manifest", "schema"), partial(_tensor, name)) for name in tensors]
-    found += [MaliciousInput("names of checkpoints", name, "newest", ("passed over",), partial(_odd, name)) for name in ODD_STEPS]
+    found += [MaliciousInput("names of checkpoints", repr(name)[1:-1], "newest", ("passed over",), partial(_odd, name)) for name in ODD_STEPS]
     found.append(MaliciousInput("names of checkpoints", "a hundred thousand", "newest", ("commit",), _crowd))
     for name, target in {"out": "../../outside", "to itself": LATEST_OK, "absolute": "/etc", "into the dark": "step_00000099"}.items():
         found.append(MaliciousInput("pointers", f"latest_ok leads {name}", "newest", ("passed over",), partial(_pointer, target)))

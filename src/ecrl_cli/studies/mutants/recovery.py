@@ -246,7 +246,7 @@ REPLICA_BUGS: dict[str, tuple[str, str]] = {
         _REPLICAS,
         _STREAMS.replace("{body}", "seed(number, step, replica - self.owned.start if replica < self.replicas else replica)"),
     ),
-    "streams left where a rank's last replica had them": (
+    "streams left where the last replica of a rank had them": (
         _REPLICAS,
         _STREAMS.replace("{body}", "replica < self.replicas and seed(number, step, replica)"),
     ),

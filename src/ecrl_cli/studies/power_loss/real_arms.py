@@ -74,14 +74,18 @@ class RealArms:
 
     def close(self) -> None:
         while self._rigs:
-            self._rigs.popitem()[1].close()
+            torch, rig = self._rigs.popitem()
+            rig.close()
+            shutil.rmtree(self._folder(torch))
+
+    def _folder(self, torch: bool) -> Path:
+        return self._setting.scratch / ("rig-torch" if torch else "rig")
 
     def _started(self, *, torch: bool = False) -> Rig:
         """Start a rig. Subjects that need torch have their own, as a process that has imported torch is slow to fork."""
         if torch not in self._rigs:
-            folder = self._setting.scratch / ("rig-torch" if torch else "rig")
-            folder.mkdir(exist_ok=True)
-            self._rigs[torch] = Rig(folder)
+            self._folder(torch).mkdir()
+            self._rigs[torch] = Rig(self._folder(torch))
         return self._rigs[torch]
 
     @cached_property

@@ -60,7 +60,7 @@ _DRAWS = 200
 
 _INSIDE = ("forward", "backward", "optimizer")
 _RECOVERING = ("load", "rendezvous")  # moments of the attempt that recovers
-# By kind: weight, and possible moments.
+# The design of the draw, not facts of the kinds: by kind its weight here, and the moments it is tried at.
 KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
     "kill": (10, ("boundary", "forward", "backward", "backward", "backward", "optimizer", "capture")),
     "backward": (3, ("backward",)),
