@@ -56,7 +56,8 @@ HANG_S, START_S = 2.0, 20.0  # a save has the same limit as a start, so a hang i
 _POINTS = tuple(point.partition(":")[0] for point in CRASH_POINTS)
 _DRAWS = 200  # draws until an available failure is found
 
-# The design of the draw, not facts of the kinds: by kind its weight here, and the moments it is tried at. Kinds that cost seconds (a hang, another supervisor) are rarer.
+# The design of the draw, not facts of the kinds: by kind its weight here, and the moments it is tried at. Kinds that cost seconds (a hang, another
+# supervisor) are rarer.
 _INSIDE = ("forward", "backward", "optimizer")
 _STARTING = ("start", "rendezvous", "load")
 KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
