@@ -48,7 +48,7 @@ class TestAnAddedKind(FailureKindContract):
 
 
 @pytest.fixture(scope="module")
-def fault_fired(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recovered(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one rank that crashes behind step 3 of 6; a checkpoint every two."""
     folder = tmp_path_factory.mktemp("run")
     environment = {"PYTHONPATH": str(package)}
@@ -57,26 +57,26 @@ def fault_fired(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder / "run"
 
 
-def test_it_strikes_a_real_run_which_comes_back(struck: Path) -> None:
-    first, second = supervisor(struck)["attempts"]
+def test_it_strikes_a_real_run_which_comes_back(recovered: Path) -> None:
+    first, second = supervisor(recovered)["attempts"]
     assert (first["outcome"], first["signal"], first["last_step"]) == ("died", 11, 3)
     assert (second["outcome"], second["resumed_from_step"]) == ("completed", 2)
-    finding = failures_once(Case(load(RunLayout(struck))))
+    finding = failures_once(Case(load(RunLayout(recovered))))
     assert finding.status == VALID and finding.message.startswith("1 of 1 planned failures fired"), finding
 
 
-def test_the_verdict_of_the_command_is_on_its_trace(struck: Path, package: Path, tmp_path: Path) -> None:
+def test_the_verdict_of_the_command_is_on_its_trace(recovered: Path, package: Path, tmp_path: Path) -> None:
     """A record by which the rank ended otherwise is not valid."""
-    run = RunLayout(shutil.copytree(struck, tmp_path / "run", symlinks=True))
+    run = RunLayout(shutil.copytree(recovered, tmp_path / "run", symlinks=True))
     edit_json(run.supervisor, lambda record: record["attempts"][0].update(signal=9))
     said = run_ecrl(tmp_path, "verify", "run", check=1, environment={"PYTHONPATH": str(package)}).stdout
     assert "failures-once - entry 0 (segfault of rank 0) is not how attempt 0 died: rank 0, exit code None, signal 9" in said
     assert failures_once(Case(load(run))).status == INVALID
 
 
-def test_where_its_package_is_missing_one_line_says_so(struck: Path, tmp_path: Path) -> None:
+def test_where_its_package_is_missing_one_line_says_so(recovered: Path, tmp_path: Path) -> None:
     said = run_ecrl(tmp_path, "train", *tiny(*_SHAPE), f"failure.kind={NAME}", check=2).stderr
     assert "failure.kind: must be one of none, exit, kill" in said and f"got {NAME!r}" in said
     assert not list(tmp_path.iterdir())
-    said = run_ecrl(tmp_path, "verify", str(struck), check=3).stdout
+    said = run_ecrl(tmp_path, "verify", str(recovered), check=3).stdout
     assert f"Cannot tell: failures-once - config.json is none that ECRL runs here: unknown failure {NAME!r}" in said
