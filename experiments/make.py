@@ -45,7 +45,7 @@ def make(experiment: Experiment, outputs: Path, data: str, results: Path = RESUL
     with tempfile.TemporaryDirectory(prefix=f".{experiment.name}-", dir=_made(results)) as scratch:
         new, report = Path(scratch) / experiment.name, Path(scratch) / "report"
         new.mkdir()
-        verdicts = {} if experiment.is_study else _verified(folders)
+        verdicts = {} if experiment.is_study else _verified(experiment.run_folders(outputs))
         code = _ecrl("report", *map(str, folders), "--out", str(report), quiet=True)
         if code not in (0, 1, 3):
             raise ExperimentError(f"{experiment.name}: ecrl report ended with {code}")
@@ -53,7 +53,7 @@ def make(experiment: Experiment, outputs: Path, data: str, results: Path = RESUL
         _keep(experiment, report, new)
         runs = [document for folder in folders for document in _environments(folder)]
         _write(new / "environment.json", runs[0])
-        _write(new / "stamp.json", stamp(runs[0], sessions, tuple(experiment.studies)))
+        _write(new / "stamp.json", stamp(runs[0], sessions, tuple(experiment.studies) if experiment.is_study else ()))
         _write(new / "result.json", _result(document, verdicts))
         if experiment.records:
             pack(folders, new / "records.tar.xz")

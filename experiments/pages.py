@@ -51,17 +51,18 @@ class Kept:
     @property
     def runs(self) -> str:
         """How many there are, and of what."""
-        if studies := self.result.get("studies"):
-            return f"{sum(each['done'] for each in studies):,} trials"
-        return f"{self.verdicts.total()} runs" if self.verdicts else "see below"
+        runs = [f"{self.verdicts.total()} runs"] if self.verdicts else []
+        trials = [f"{sum(each['done'] for each in studies):,} trials"] if (studies := self.result.get("studies")) else []
+        return ", ".join([*runs, *trials]) or "see below"
 
     @property
     def judged(self) -> str:
         """Verdicts of runs, or gates of studies."""
+        found = [f"{count} {status}" for status, count in sorted(self.verdicts.items(), key=lambda each: -each[1])]
         if studies := self.result.get("studies"):
             gates = [gate["passed"] for each in studies for gate in each["gates"]]
-            return f"{sum(gates)} of {len(gates)} gates"
-        return ", ".join(f"{count} {status}" for status, count in sorted(self.verdicts.items(), key=lambda each: -each[1])) or "see below"
+            found.append(f"{sum(gates)} of {len(gates)} gates")
+        return ", ".join(found) or "see below"
 
     @property
     def commit(self) -> str:
@@ -127,7 +128,7 @@ def page(experiment: Experiment) -> str:
 
 def _commands(experiment: Experiment) -> list[str]:
     folders = " ".join(map(str, experiment.folders()))
-    judged = [] if experiment.is_study else [f"ecrl verify {folders}"]
+    judged = [] if experiment.is_study else [f"ecrl verify {' '.join(map(str, experiment.run_folders()))}"]
     return [*experiment.commands, *judged, f"ecrl report {folders}"]
 
 

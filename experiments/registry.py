@@ -59,6 +59,10 @@ class Experiment:
         """Where its commands write: each its own run_dir, below `outputs`."""
         return [outputs / Path(run_dir(command)).relative_to("outputs") for command in self.commands]
 
+    def run_folders(self, outputs: Path = Path("outputs")) -> list[Path]:
+        """Those of its folders that hold runs, which `ecrl verify` judges; a study's hold trials."""
+        return [folder for command, folder in zip(self.commands, self.folders(outputs), strict=True) if words(command)[1] != "study"]
+
     def given(self, outputs: Path, data: str) -> list[list[str]]:
         """The words of its commands behind `ecrl`, with folders of this machine in them."""
         found = []

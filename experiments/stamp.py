@@ -76,8 +76,9 @@ def bare(source: bytes) -> bytes:
 
 def changed(stamp: Mapping[str, Any], experiment: Experiment, now: Mapping[str, str] | None = None) -> list[str]:
     """The rooms that count for `experiment` and have changed since `stamp`; empty for a fresh result."""
-    now = code_digests(tuple(experiment.studies)) if now is None else now
-    passed_over = SHOWN_ONLY - {"audit"} if experiment.is_study else SHOWN_ONLY | OF_STUDIES  # one study is about audits
+    now = code_digests(tuple(experiment.studies) if experiment.is_study else ()) if now is None else now
+    studies = frozenset[str]() if experiment.studies else OF_STUDIES
+    passed_over = SHOWN_ONLY - {"audit"} if experiment.is_study else SHOWN_ONLY | studies  # one study is about audits
     then = stamp.get("code")
     if not then:
         return [] if stamp.get("source_sha256") == source_sha256() else ["made by an earlier version"]

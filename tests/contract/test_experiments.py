@@ -111,6 +111,18 @@ def test_an_experiment_is_run_verified_reported_and_kept(made: Path) -> None:
     assert sorted(path.name for path in (made / "results").iterdir()) == ["small"], "nothing half-made is left"
 
 
+def test_a_sweep_and_a_study_are_kept_as_one(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs have verdicts and the study gates; its stamp is of all code, as runs are trained."""
+    for name in ("small", "small.sessions.jsonl"):
+        subprocess.run(["cp", "-a", str(made / "outputs" / name), str(tmp_path / name.replace("small", "mixed"))], check=True)
+    assert make(WITH_A_STUDY, tmp_path, "", tmp_path / "results") == 0
+    monkeypatch.setattr(Experiment, "folder", tmp_path / "results" / "mixed")
+    kept = Kept.of(tmp_path / "results" / "mixed")
+    assert kept.stamp["code"] == code_digests() and not changed(kept.stamp, WITH_A_STUDY)
+    assert (kept.runs, kept.judged) == ("2 runs, 66 trials", "2 valid, 3 of 3 gates")
+    assert "\necrl verify outputs/mixed\necrl report outputs/mixed outputs/mixed-study\n" in page(WITH_A_STUDY)
+
+
 def test_made_again_it_goes_on_and_says_that_there_were_two_sessions(made: Path) -> None:
     def finished() -> dict[str, int]:
         return {str(path): path.stat().st_mtime_ns for path in (made / "outputs").glob("small/*/seal.json")}
@@ -198,6 +210,7 @@ def test_everything_is_all_that_this_kind_of_machine_can_run() -> None:
 
 
 NOW = {"training": "a", "report": "b", "studies": "c", "conf": "d"}
+WITH_A_STUDY = replace(small("mixed"), commands=(*small("mixed").commands, "ecrl study study=compat run_dir=outputs/mixed-study"), records=False)
 STUDY = Experiment("study", "A study", "that it works", ("ecrl study study=compat run_dir=outputs/study",))
 
 
@@ -208,6 +221,8 @@ STUDY = Experiment("study", "A study", "that it works", ("ecrl study study=compa
         (small(), "conf", ["conf"]),
         (small(), "report", []),
         (small(), "studies", []),
+        (WITH_A_STUDY, "studies", ["studies"]),
+        (WITH_A_STUDY, "training", ["training"]),
         (STUDY, "studies", ["studies"]),
         (STUDY, "report", []),
     ],
