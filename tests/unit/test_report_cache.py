@@ -21,7 +21,7 @@ from ecrl_cli.records.verdict_file import verdict_file
 from ecrl_cli.report.build import report
 from ecrl_cli.report.model.comparison import Comparison, compare, without_copies
 from ecrl_cli.report.model.inputs import RunInput
-from ecrl_cli.report.model.run_record import Run, read_run
+from ecrl_cli.report.model.run_record import Judging, Run, read_run
 from ecrl_cli.storage.files import write_json
 from tests.runs.builder import build_blk, build_ref, flip
 from tests.runs.spoil import at_step, edit_json, edit_lines
@@ -242,7 +242,7 @@ def test_a_run_that_has_not_ended_or_cannot_be_written_is_not_verified(
 def test_a_page_opens_with_what_broke(sweep: Path) -> None:
     """Run, promise, step and likely cause stand before anything else is said."""
     edit_lines(RunLayout(sweep / "blk").attempt(2).rank(1), at_step(21, loss=0.1))
-    made = report([sweep], judge_anew=True)
+    made = report([sweep], judging=Judging(anew=True))
     opening = made.page.read_text().partition('<div class="answer">')[2].partition("</p>")[0]
     assert "blk broke same-trajectory: the first differing step is step 21 at the latest, component loss (rank 1: 0.1 for 0.733" in opening
     assert "it broke records-consistent too. Likely cause: records contradict one another, so they were edited or are incomplete." in opening

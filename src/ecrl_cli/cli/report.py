@@ -9,7 +9,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,11 @@ from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report, github,
 from ecrl_cli.cli.console import Parser, out, restrict, say
 from ecrl_cli.cli.targets import checked
 from ecrl_cli.cli.verify import judge, side_by_side
-from ecrl_cli.errors import ConfigError, EcrlError
-from ecrl_cli.linux.parallel import parallel_map
-from ecrl_cli.records.journal import read_json
-from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.errors import ConfigError
 from ecrl_cli.report.build import report as build_report
 from ecrl_cli.report.formats import plural, printable
 from ecrl_cli.report.history import history_folder, history_report
-from ecrl_cli.report.model.history import build_folders
-from ecrl_cli.report.model.inputs import find_inputs
-from ecrl_cli.report.model.run_record import verdict_on_file
+from ecrl_cli.report.model.run_record import Judging
 from ecrl_cli.verify.reference import References
 
 
@@ -45,9 +39,8 @@ def report(argv: Sequence[str]) -> int:
     folders = [checked(folder) for folder in flags.folders]
     if flags.history:
         history_folder(folders, flags.out)  # refused before anything is verified
-    if flags.verify and not flags.judge:
-        verify_missing([*(build_folders(folders) if flags.history else folders), *([other] if other else [])])
-    made = history_report(folders, flags.out, flags.judge) if flags.history else build_report(folders, flags.out, other, flags.judge)
+    judging = Judging(flags.judge, verify_all if flags.verify else None)
+    made = history_report(folders, flags.out, judging) if flags.history else build_report(folders, flags.out, other, judging)
     for note in made.notes:
         sys.stderr.write(f"ecrl: {printable(note)}\n")
     page = str(made.page)
@@ -85,12 +78,8 @@ def history_cases(document: dict[str, Any]) -> list[Case]:
     return [Case(row["suite"], row["arm"], states.get(row["verdict"], SKIPPED), row["why"] or row["verdict"]) for row in arms]
 
 
-def verify_missing(folders: list[Path]) -> None:
-    """Verifies the runs in `folders` that have ended and have no verdict that holds, as `ecrl verify` does, and says so; others are left alone.
-    A run that cannot be judged is named; the report shows it as not verified.
-    """
-    runs = list({run.resolve(): run for folder in folders for run in _runs_in(checked(folder))}.values())
-    due = [run for run, lacks in zip(runs, parallel_map(_unjudged, runs), strict=True) if lacks]
+def verify_all(due: list[Path]) -> None:
+    """Verifies the runs, as `ecrl verify` does, and says so. A run that cannot be judged is named; the report shows it as not verified."""
     fixed = [run for run in due if not os.access(run, os.W_OK)]
     for run in fixed:
         say(f"ecrl: {run}: cannot be written, so it is not verified; ecrl report --judge judges without storing anything")
@@ -113,26 +102,10 @@ def verify_missing(folders: list[Path]) -> None:
         side_by_side(partial(_judged, known=known), due, known, done=judged)
 
 
-def _runs_in(folder: Path) -> list[Path]:
-    """The runs in `folder`; none where it cannot be listed: the report says why, or shows what it can."""
-    with suppress(EcrlError):
-        return [place.layout.root for place in find_inputs([folder]).runs]
-    return []
-
-
 def _judged(run: Path, known: References) -> tuple[str, str]:
     """The run's name, and why it cannot be judged (empty if it was)."""
     answer = judge(run, None, known)
     return run.name, answer.text if "error" in answer.document else ""
-
-
-def _unjudged(run: Path) -> bool:
-    """Whether the run has ended and has no verdict on file, or one of other records."""
-    layout = RunLayout(run)
-    with suppress(EcrlError, OSError, KeyError, TypeError, AttributeError):  # the report names what is wrong with a file
-        ended = read_json(layout.supervisor)["terminal_status"] != "running"
-        return bool(ended and verdict_on_file(layout)[0].status == "missing")
-    return False
 
 
 def parser() -> Parser:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from ecrl_cli.errors import EvidenceMissing, StorageError
-from ecrl_cli.linux.parallel import parallel_map
 from ecrl_cli.report.figures.export import load_libraries, picture_files
 from ecrl_cli.report.figures.runs import run_pictures
 from ecrl_cli.report.figures.studies import study_pictures
@@ -17,7 +15,7 @@ from ecrl_cli.report.formats import harmless, printable
 from ecrl_cli.report.model.comparison import Comparison, compare
 from ecrl_cli.report.model.inputs import destination, find_inputs
 from ecrl_cli.report.model.replication import replication
-from ecrl_cli.report.model.run_record import read_run
+from ecrl_cli.report.model.run_record import ON_FILE, Judging, read_runs
 from ecrl_cli.report.model.study_record import StudyResult, read_studies
 from ecrl_cli.report.model.sweep_diff import SweepDiff, read_sweep_diff
 from ecrl_cli.report.render.markdown import ALONE, AMONG_OTHERS, markdown, markdown_study, terminal, terminal_study
@@ -47,19 +45,18 @@ class ReportResult:
     notes: tuple[str, ...] = ()
 
 
-def report(dirs: list[Path], out: Path | None = None, other: Path | None = None, judge_anew: bool = False) -> ReportResult:
+def report(dirs: list[Path], out: Path | None = None, other: Path | None = None, judging: Judging = ON_FILE) -> ReportResult:
     """Writes the report on `dirs` (run directories, studies and folders of them) into `out`, compared with the sweep `other` if given.
-    `judge_anew`: every run is verified again, and verdicts on file are ignored.
 
     RunDirectoryError for a path that is neither run nor study; RecordError for a damaged study result; EvidenceMissing if there are no
     numbers; StorageError if `out` cannot be written.
     """
     inputs = find_inputs(dirs)
-    comparison = compare(parallel_map(partial(read_run, judge_anew=judge_anew), inputs.runs, meanwhile=load_libraries))
+    comparison = compare(read_runs(inputs.runs, judging, load_libraries))
     studies = read_studies(inputs.studies)
     if not any(run.metrics for run in comparison.runs) and not any(study.result for study in studies):
         raise _no_numbers(comparison, studies)
-    diff = read_sweep_diff(comparison, dirs, other, judge_anew) if other else None
+    diff = read_sweep_diff(comparison, dirs, other, judging) if other else None
     folder = destination(dirs, out)
     write_files(folder, contents(comparison, studies, diff), out is not None)
     page = folder / "index.html"

@@ -12,6 +12,7 @@ from ecrl_cli.report.figures.export import Picture, picture_files
 from ecrl_cli.report.figures.history import history_pictures
 from ecrl_cli.report.formats import harmless, plural, printable
 from ecrl_cli.report.model.history import History, build_folders, read_history
+from ecrl_cli.report.model.run_record import ON_FILE, Judging
 from ecrl_cli.report.palette import variant_colours
 from ecrl_cli.report.render.markdown import statement_lines
 from ecrl_cli.report.render.page import in_page, page_of
@@ -23,13 +24,13 @@ from ecrl_cli.report.text.summary import ReportSummary
 BRIEF = ("suite", "arm", "verdict", "since", "before", "goodput", "goodput, change", "stall per checkpoint", "save, to durable")
 
 
-def history_report(dirs: Sequence[Path], out: Path | None = None, judge_anew: bool = False) -> ReportResult:
+def history_report(dirs: Sequence[Path], out: Path | None = None, judging: Judging = ON_FILE) -> ReportResult:
     """Writes the history of the builds in `dirs` into `history_folder`. The exit code is that of the newest build.
 
     Errors as of `read_history` and `history_folder`; StorageError if it cannot be written.
     """
     folder = history_folder(dirs, out)
-    history = read_history(dirs, judge_anew)
+    history = read_history(dirs, judging)
     write_files(folder, _contents(history), out is not None)
     page, said = folder / "index.html", summarize_history(history)
     return ReportResult(page, "\n".join([*history_lines(history, said), f"history: {visible(page)}"]), exit_code(history))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 from ecrl_cli.errors import EcrlError, EvidenceMissing, RunDirectoryError
-from ecrl_cli.linux.parallel import parallel_map
 from ecrl_cli.metrics.statistics import Summary, summary
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.report.formats import listed, plural
@@ -16,7 +15,7 @@ from ecrl_cli.report.model.arms import MEASURES
 from ecrl_cli.report.model.comparison import Comparison, compare
 from ecrl_cli.report.model.contrast import Contrast
 from ecrl_cli.report.model.inputs import RunInput, is_run, is_study, run_inputs
-from ecrl_cli.report.model.run_record import Run, read_run
+from ecrl_cli.report.model.run_record import ON_FILE, Judging, Run, read_runs
 from ecrl_cli.report.model.sweep_diff import Difference, SweepDiff, sweep_diff
 from ecrl_cli.report.model.timeline_view import recorded_at
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID
@@ -176,12 +175,12 @@ class History:
         return [difference for difference in found if not (named and difference.key == "source_sha256")]
 
 
-def read_history(dirs: Sequence[Path], judge_anew: bool = False) -> History:
+def read_history(dirs: Sequence[Path], judging: Judging = ON_FILE) -> History:
     """The builds in `dirs`, each a run, a sweep, or a folder of those.
 
     RunDirectoryError for a folder with none; EvidenceMissing if no build has a run. A run that cannot be read is kept with the reason.
     """
-    found = [_build(folder, judge_anew) for folder in build_folders(dirs)]
+    found = [_build(folder, judging) for folder in build_folders(dirs)]
     if not any(build.runs for build in found):
         raise EvidenceMissing("report", f"no run in {plural(len(found), 'folder')}", "name folders that ecrl train wrote")
     return History(*_without_copies(_in_time(_named_apart(found))))
@@ -211,14 +210,14 @@ def _is_build(folder: Path) -> bool:
     return is_run(folder) or SweepLayout(folder).manifest.exists() or any(item.is_dir() and is_run(item) for item in folder.iterdir())
 
 
-def _build(folder: Path, judge_anew: bool) -> Build:
+def _build(folder: Path, judging: Judging) -> Build:
     trouble = ""
     try:
         places = run_inputs([folder])
     except EcrlError as error:  # a damaged manifest
         trouble = error.line()
         places = [RunInput(RunLayout(item), item.name, {}) for item in sorted(folder.iterdir()) if item.is_dir() and is_run(item)]
-    comparison = compare(parallel_map(partial(read_run, judge_anew=judge_anew), places))
+    comparison = compare(read_runs(places, judging))
     times = [at for run in comparison.runs if run.supervisor and (at := recorded_at(run.supervisor.sessions))]
     return Build(folder.resolve().name, folder.resolve(), comparison, min(times, default=None), trouble)
 

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from ecrl_cli.config.identity import suite_of
 from ecrl_cli.errors import EcrlError, RecordError
 from ecrl_cli.history.load import RunRecords, load_disk, load_environment
 from ecrl_cli.history.timeline import Timeline, timeline
+from ecrl_cli.linux.parallel import parallel_map
 from ecrl_cli.metrics.cache import NewerMetrics, differences
 from ecrl_cli.metrics.checkpoints import Checkpoint, SaveLatency, save_latency
 from ecrl_cli.metrics.checkpoints import account as checkpoint_account
@@ -206,6 +207,34 @@ class Run:
         """The steps of a counted run with their losses, mean over ranks; steps whose loss is not on record or not finite are left out."""
         recorded = self.counted.mean_loss if self.counted else {}
         return [(step, loss) for step, loss in sorted(recorded.items()) if loss is not None]
+
+
+@dataclass(frozen=True)
+class Judging:
+    """Where verdicts come from. `anew`: every run is verified now, and what is on file ignored. `missing`: called with the folders of ended runs that
+    have no verdict on file that holds, to verify them as `ecrl verify` does; None: they stay without.
+    """
+
+    anew: bool = False
+    missing: Callable[[list[Path]], object] | None = None
+
+
+ON_FILE = Judging()
+
+
+def read_runs(places: Sequence[RunInput], judging: Judging = ON_FILE, meanwhile: Callable[[], object] = lambda: None) -> list[Run]:
+    """The runs at `places`, in order, read in several processes; `meanwhile` is called once beside that."""
+    runs = parallel_map(partial(read_run, judge_anew=judging.anew), places, meanwhile=meanwhile)
+    due = [
+        number
+        for number, run in enumerate(runs)
+        if run.supervisor and run.supervisor.terminal_status != "running" and run.verdict.status == "missing"
+    ]
+    if judging.missing and due:
+        judging.missing(list({(root := places[number].layout.root).resolve(): root for number in due}.values()))  # one may be named twice
+        for number, run in zip(due, parallel_map(read_run, [places[number] for number in due]), strict=True):
+            runs[number] = run
+    return runs
 
 
 def read_run(place: RunInput, judge_anew: bool = False) -> Run:

@@ -14,7 +14,7 @@ from ecrl_cli.report.model.arms import flat_config
 from ecrl_cli.report.model.comparison import ALL, Comparison, compare
 from ecrl_cli.report.model.contrast import Contrast, contrast, contrasts, noise_floor, paired_runs
 from ecrl_cli.report.model.inputs import run_inputs
-from ecrl_cli.report.model.run_record import Run, read_run
+from ecrl_cli.report.model.run_record import ON_FILE, Judging, Run, read_runs
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,12 @@ class SweepDiff:
         return found
 
 
-def read_sweep_diff(ours: Comparison, dirs: Sequence[Path], other: Path, judge_anew: bool = False) -> SweepDiff:
+def read_sweep_diff(ours: Comparison, dirs: Sequence[Path], other: Path, judging: Judging = ON_FILE) -> SweepDiff:
     """`ours`, the runs of `dirs`, compared with those of `other`.
 
     RunDirectoryError if `other` is neither run nor sweep; ConfigError if no run has a counterpart.
     """
-    theirs = compare([read_run(place, judge_anew) for place in run_inputs([other])])
+    theirs = compare(read_runs(run_inputs([other]), judging))
     made = sweep_diff(ours, theirs, *_folders([folder.resolve() for folder in dirs], other.resolve()))
     if not made.matched:
         fact = f"no finished run of {made.theirs_name} has a counterpart in {made.ours_name} (of the same suite, variant, seed and scale)"
