@@ -21,6 +21,7 @@ from ecrl_cli.cli.help_text import VERBS
 from ecrl_cli.cli.main import main
 from ecrl_cli.errors import EvidenceMissing, RecordError
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.report.model.run_record import Judging
 
 
 @pytest.mark.parametrize("verb", ["train", "verify", "report"])
@@ -234,5 +235,5 @@ def test_report_says_where_the_page_is(sweep: Path, monkeypatch: pytest.MonkeyPa
     made = SimpleNamespace(page=Path("p.html"), text="table\n", notes=(), exit_code=3)
     monkeypatch.setattr(report, "build_report", lambda *given: asked.append(given) or made)
     assert main(["report", str(sweep), "--out", "o", "--against", str(sweep)]) == 3
-    assert asked == [([sweep], Path("o"), sweep, False)]
+    assert asked == [([sweep], Path("o"), sweep, Judging(anew=False, missing=report.verify_all))]
     assert capsys.readouterr().out == "table\np.html\n"
