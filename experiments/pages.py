@@ -16,6 +16,7 @@ from typing import Any
 
 from experiments.registry import RESULTS, ROOT, Experiment, Registry, read
 from experiments.stamp import BUSY, changed
+from experiments.tables import ARMS
 
 from ecrl_cli.config.estimates import human_bytes, human_seconds
 
@@ -116,10 +117,10 @@ def page(experiment: Experiment) -> str:
     if kept.environment is None:
         return "\n".join([*lines, f"**Not run.** {_expected(experiment)}", ""])
     lines += _stamp(experiment, kept)
-    lines += _outcome(kept) if kept.result else ["Kept before there were stamps; what it says: [results](../README.md).", ""]
+    lines += _outcome(experiment, kept) if kept.result else ["Kept before there were stamps; what it says: [results](../README.md).", ""]
     for name in experiment.figures:
         if (experiment.folder / "figures" / f"{name}.png").is_file():
-            lines += [f"![{FIGURES.get(name, name)}](figures/{name}.png)", ""]
+            lines += [f"![{FIGURES.get(name, re.sub(r'[-_.]', ' ', name))}](figures/{name}.png)", ""]
     if (experiment.folder / "records.tar.xz").is_file():
         lines += _records(experiment)
     files = sorted(path.name for path in experiment.folder.iterdir() if path.is_file() and path.name != "README.md")
@@ -156,8 +157,11 @@ def _stamp(experiment: Experiment, kept: Kept) -> list[str]:
     return ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows.items()), ""]
 
 
-def _outcome(kept: Kept) -> list[str]:
+def _outcome(experiment: Experiment, kept: Kept) -> list[str]:
+    """What was found, then its tables, then what was checked."""
     lines = [f"- {sentence}" for sentence in kept.result["sentences"]] + [""]
+    for table in (*experiment.tables, *([] if experiment.is_study else [ARMS])):
+        lines += table.markdown(experiment.folder)
     for study in kept.result["studies"]:
         lines += [f"{study['name']}: {study['done']:,} of {study['planned']:,} trials.", ""]
         lines += [f"- {'passed' if gate['passed'] else '**failed**'}: {gate['name']}: {gate['message']}" for gate in study["gates"]] + [""]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from experiments.tables import KeptTable
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -22,9 +23,9 @@ class ExperimentError(Exception):
 
 @dataclass(frozen=True)
 class Experiment:
-    """`commands`: each an `ecrl` command with its own run_dir=outputs/...; they are run in order. `figures`: kept ones, by name; `keeps`: files of
-    the report that are kept beside those of every experiment. `records`: keep the
-    runs themselves, compressed. `needs`: what a machine must have that two cores and Linux do not give. `note`: what to know of the setting.
+    """`commands`: each an `ecrl` command with its own run_dir=outputs/...; they are run in order. `figures`: kept ones, by name; `tables`: kept ones
+    that the page shows; `keeps`: files of the report that are kept beside those of every experiment. `records`: keep the runs themselves, compressed.
+    `needs`: what a machine must have that two cores and Linux do not give. `note`: what to know of the setting.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Experiment:
     shows: str
     commands: tuple[str, ...]
     figures: tuple[str, ...] = ("goodput", "effects")
+    tables: tuple[KeptTable, ...] = ()
     keeps: tuple[str, ...] = ()
     records: bool = False
     needs: str = ""
@@ -101,6 +103,7 @@ def read(source: Path = SOURCE) -> Registry:
     found = {}
     for name, entry in document.items():
         entry = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+        entry["tables"] = tuple(KeptTable(**each) for each in entry.get("tables", ()))
         found[name] = Experiment(name=name, **entry)
         for command in found[name].commands:
             run_dir(command)

@@ -20,6 +20,7 @@ from experiments.pages import INDEX, Kept, index, page, state, with_state, witho
 from experiments.reached import reached
 from experiments.registry import DATA_WORD, ROOT, Experiment, ExperimentError, Registry, read
 from experiments.stamp import BUSY, Session, bare, changed, code_digests, session, stamp
+from experiments.tables import KeptTable
 
 from ecrl_cli.records.digests import source_sha256
 from tests.conftest import run_ecrl
@@ -57,6 +58,25 @@ def test_each_page_is_made_from_what_is_kept(experiment: Experiment) -> None:
 
 def test_the_table_of_experiments_is_made_from_what_is_kept() -> None:
     assert without_state(INDEX.read_text(encoding="utf-8")) == without_state(index(REGISTRY)), "python -m experiments --pages"
+
+
+def test_a_kept_table_is_shown_in_units_to_three_digits(tmp_path: Path) -> None:
+    (tmp_path / "arms.csv").write_text("arm,kind,stall,share,bytes,n\nblk,a|b,0.0152395,0.36666,816539,12500\novl,c,,0,44000000,3\nold,d,1,1,1,1\n")
+    columns = {"arm": "arm", "kind": "kind", "stall": "stall (ms)", "share": "share (%)", "bytes": "bytes (MB)", "n": "runs (all)"}
+    assert KeptTable("arms.csv", "Arms", columns, where={"kind": "a|b"}).markdown(tmp_path) == [
+        "**Arms** (`arms.csv`)",
+        "",
+        "| arm | kind | stall (ms) | share (%) | bytes (MB) | runs (all) |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| blk | a\\|b | 15.2 | 36.7 | 0.817 | 12,500 |",
+        "",
+    ]
+    others = KeptTable("arms.csv", "Arms", columns).markdown(tmp_path)[5:]
+    assert others == [
+        "| ovl | c |  | 0 | 44 | 3 |",
+        "| old | d | 1,000 | 100 | 1e-06 | 1 |",
+        "",
+    ]
 
 
 @pytest.mark.parametrize("experiment", [each for each in EXPERIMENTS.values() if (each.folder / "result.json").exists()], ids=lambda each: each.name)
