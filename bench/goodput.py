@@ -4,7 +4,7 @@ ResNet-18 on random images, processes forked from a zygote (gloo, CPU, one threa
 many stretches as there are kills, and in each a random rank dies at a random step, somewhere in its forward or backward pass. Arms, all with
 overlapped checkpoints: conf/variant's `blk` (all ranks restart from the newest checkpoint), `spares` (a warm spare takes the dead rank's place, all
 load the checkpoint), `mem` (likewise, from a snapshot in memory), `rollback` (the interrupted mini-batch again, from the survivors' memory) and
-`forward` (the survivors finish it without the dead rank's samples). `clean` (no failures, no checkpoints) is run before, between and behind them:
+`forward` (the survivors finish it without the dead rank's samples). `clean` (no failures, no checkpoints) is run before, between and after them:
 each arm stands against its two neighbours, and these against each other are the A/A control.
 
 The bound is the least wall time that the trace leaves anybody: the wall time of `clean`, and per kill
@@ -118,7 +118,7 @@ def detection(records: RunRecords) -> float:
 
 
 def summary(clean: list[Found], found: dict[str, list[tuple[Found, float]]]) -> dict[str, Any]:
-    """`found`: by arm its runs, each with what the clean runs before and behind it took on average."""
+    """`found`: by arm its runs, each with what the clean runs before and after it took on average."""
     control = statistics.median(max(a.wall_s, b.wall_s) / min(a.wall_s, b.wall_s) for a, b in pairwise(clean))
     detection_s = statistics.mean(run.detect_s for run, _ in found["blk"])
     arms = {arm: arm_summary(arm, runs, detection_s) for arm, runs in found.items()}

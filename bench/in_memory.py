@@ -2,7 +2,7 @@
 
 The cost: two DDP processes (gloo, CPU) train ResNet-18 with SGD momentum on random images, in one run with interleaved arms: no checkpoint (twice:
 the A/A control), blocking, overlapped, in_memory. A round runs a segment of steps in each arm, the order reversed every other round; after a
-segment's first step the arm saves a checkpoint, which has ended before the others begin; behind each of these in_memory takes a snapshot. A step of
+segment's first step the arm saves a checkpoint, which has ended before the others begin; after each of these in_memory takes a snapshot. A step of
 an arm costs its mean, plus the checkpoint's stall shared by EVERY steps. Ratios are medians of the rounds' ratios.
 
 What it saves: the same training through `ecrl train`, killed at the same random steps, with blocking checkpoints every EVERY steps and with
@@ -59,7 +59,7 @@ def strategy_of(bench: Bench, root: Path, name: str) -> Strategy:
 
 
 def segment(bench: Bench, name: str, strategy: Strategy, steps: int) -> None:
-    """A step, the checkpoint and its end, then steps with what the arm does behind each: their mean."""
+    """A step, the checkpoint and its end, then steps with what the arm does after each: their mean."""
     bench.step()
     dist.barrier()
     began = monotonic()

@@ -37,7 +37,7 @@ MEASURE = """(() => {
 
 
 def make_sweep(folder: Path) -> Path:
-    """The matrix of experiment 4 as valid runs: a failure strikes just behind a checkpoint, so that steps are replayed."""
+    """The matrix of experiment 4 as valid runs: a failure strikes just after a checkpoint, so that steps are replayed."""
     folder.mkdir(parents=True)
     for number, suite in enumerate(f"{data}-{model}" for data in ("cifar10", "cifar100") for model in ("r18", "r50")):
         for later, (schedule, steps) in enumerate(FAILURES.items()):

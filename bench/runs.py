@@ -30,7 +30,7 @@ def train(run_dir: Path, *overrides: str) -> RunRecords:
 @dataclass(frozen=True)
 class Death:
     """One kill and what came of it, in seconds of one clock. `interrupted_s`: what its victim had done of the step; `back_s`: from the kill to the
-    end of the first step that anybody committed behind it."""
+    end of the first step that anybody committed after it."""
 
     fired: InjectedFault
     interrupted_s: float
@@ -50,7 +50,7 @@ def step_began(records: RunRecords, fired: InjectedFault) -> float:
 
 
 def first_line(records: RunRecords, fired: InjectedFault) -> RankLine:
-    """The first step that a survivor or a later attempt committed behind the kill."""
+    """The first step that a survivor or a later attempt committed after the kill."""
     lines = [line for a in records.attempt_logs for rank in a.ranks.values() for line in rank.events]
     return min((line for line in lines if line.at > fired.at), key=lambda line: line.at)
 

@@ -3,7 +3,7 @@
 Two DDP processes (gloo, CPU) train ResNet-18 with SGD momentum on random images. Arms: no checkpoint (twice: the A/A control), blocking,
 overlapped, torch.distributed.checkpoint's async_save (on a gloo group of its own: on the training group it deadlocks), and the naive overlapped
 checkpoint as published (torch.save into memory, through a multiprocessing queue to a process that writes). A round runs a segment of steps in
-each arm, the order reversed every other round; a checkpoint is taken after a segment's first step; the steps behind it that begin while its write
+each arm, the order reversed every other round; a checkpoint is taken after a segment's first step; the steps after it that begin while its write
 is in flight are the steps with a write in flight.
 Ratios are medians of the rounds' ratios. Absolute numbers belong to this machine and this minute.
 """
@@ -232,7 +232,7 @@ def segment(bench: Bench, arm: Arm | None, name: str, steps: int) -> None:
 
 
 def begun(rank: int, root: str, batch: int) -> Bench:
-    """One rank of WORLD, behind its first step."""
+    """One rank of WORLD, after its first step."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=WORLD)

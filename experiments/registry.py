@@ -66,7 +66,7 @@ class Experiment:
         return [folder for command, folder in zip(self.commands, self.folders(outputs), strict=True) if words(command)[1] != "study"]
 
     def given(self, outputs: Path, data: str) -> list[list[str]]:
-        """The words of its commands behind `ecrl`, with folders of this machine in them."""
+        """The words of its commands after `ecrl`, with folders of this machine in them."""
         found = []
         for command, folder in zip(self.commands, self.folders(outputs), strict=True):
             changed = {f"run_dir={run_dir(command)}": f"run_dir={folder}", DATA_WORD: f"dataset.root={data}"}

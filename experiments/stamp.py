@@ -143,7 +143,7 @@ def stamp(environment: Mapping[str, Any], sessions: list[Session], studies: tupl
 
 
 def _commit(environment: Mapping[str, Any]) -> str:
-    """The commit of the code that made the runs; `-dirty` behind it only where `src` or `conf` has changes that no commit has. Results that were kept
+    """The commit of the code that made the runs; `-dirty` after it only where `src` or `conf` has changes that no commit has. Results that were kept
     just before are such changes to the tree, and none to the code."""
     revision = str(environment.get("git_revision") or "")
     if not revision or not revision.endswith("-dirty") or environment["source_sha256"] != source_sha256():

@@ -131,7 +131,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The files of LONGEST first, the others behind them as they come; or all in random order."""
+    """The files of LONGEST first, the others after them as they come; or all in random order."""
     order = {f"{Path(__file__).parent}/{name}": place for place, name in enumerate(LONGEST)}
     if (seed := config.getoption("shuffle")) is not None:
         draw = random.Random(seed)

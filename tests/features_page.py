@@ -24,7 +24,7 @@ hide: [toc]
 ---
 # What the published works contain
 
-Row by row, in the order of the works: what the reports and studies behind ECRL contain, the command that shows it, and how far it is shown.
+Row by row, in the order of the works: what the reports and studies after ECRL contain, the command that shows it, and how far it is shown.
 This page is made from `docs/results/features.yaml` by `python -m tests.features_page`; a test composes every command and looks for every file and
 test that is named.
 
@@ -40,7 +40,7 @@ HEADER = ("| row | what | command | state | where; what is missing or otherwise 
 @dataclass(frozen=True)
 class Row:
     """`place`: work and section. `what`: in a few words. `run`: a key of `Features.commands`, or empty. `see`: paths of the repository, with `::test`
-    behind the name of a test file where one test is meant. `note`: what is missing, why, or what is done otherwise."""
+    after the name of a test file where one test is meant. `note`: what is missing, why, or what is done otherwise."""
 
     id: str
     place: str

@@ -21,7 +21,7 @@ from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.supervision.launch import launcher
 from ecrl_cli.supervision.launch.launcher import Launcher, LauncherCache
 
-_ENVIRONMENT = dict(os.environ)  # of the session: what a test sets is not for the runs of the tests behind it
+_ENVIRONMENT = dict(os.environ)  # of the session: what a test sets is not for the runs of the tests after it
 
 
 class SharedLaunchers(LauncherCache):

@@ -1,4 +1,4 @@
-"""A test that reaches its limit fails alone: its own process, and the tests behind it, go on.
+"""A test that reaches its limit fails alone: its own process, and the tests after it, go on.
 
 pytest-timeout's two methods do not fit here. `thread` ends the whole worker process, and with it every test that the worker still had. `signal`
 owns the process's one interval timer, which code under test uses too. So this module only takes pytest-timeout's limits and marks, and
@@ -6,7 +6,7 @@ keeps the time itself: a thread waits, then sends the main thread a signal of it
 
 Where the main thread does not come back to Python (it stands in a C call that no signal ends), it is sent the signal again, then the processes
 that it may be waiting for are killed, and at last this process ends: pytest-xdist replaces it. It would also run the same test in the new
-process, and in the next one, and never come to the tests behind it; so a test leaves its name in a file while it runs, and one whose name is
+process, and in the next one, and never come to the tests after it; so a test leaves its name in a file while it runs, and one whose name is
 there already has failed and is skipped.
 """
 

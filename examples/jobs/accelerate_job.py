@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 BUGS = {
     "nothing skipped": "the resumed epoch begins anew",
-    "epoch not set": "the loader's epoch is not set behind the load: it goes on in another permutation",
+    "epoch not set": "the loader's epoch is not set after the load: it goes on in another permutation",
     "epoch of the skipped": "skip_first_batches makes a loader whose epoch is 0",
     "skipped in each epoch": "the batches are skipped in every later epoch too",
-    "one epoch too far": "the epoch is one too high behind the load",
+    "one epoch too far": "the epoch is one too high after the load",
     "steps for batches": "optimizer steps are skipped where batches are due",
     "schedule not registered": "the schedule is not handed to prepare: save_state does not know it",
     "generators drawn from": "the loader draws a seed from the generator that load_state has restored",

@@ -21,7 +21,7 @@ BUGS = {
     "generators of rank 0": "the generators are saved under one name: every rank gets those of rank 0",
     "schedule left out": "the schedule is not part of what is loaded",
     "position left out": "the position in the data is not part of what is loaded",
-    "epoch not set": "set_epoch is not called behind the load",
+    "epoch not set": "set_epoch is not called after the load",
     "partial load": "a parameter that the checkpoint does not name keeps its initial value",
     "rank behind": "one rank goes on one batch behind the others",
 }

@@ -21,7 +21,7 @@ BUGS = {
     "shard of the last rank": "the last rank's shard of a parameter of uneven size keeps its initial value",
     "generators of rank 0": "the generators are saved under one name: every rank gets those of rank 0",
     "moments in bf16": "the moments went through bfloat16",
-    "dummy step": "a step with zero gradients at a rate of 0 comes behind the load: the moments decay, the counter moves",
+    "dummy step": "a step with zero gradients at a rate of 0 comes after the load: the moments decay, the counter moves",
     "older checkpoint": "the oldest checkpoint is taken",
 }
 FROM_THE_START = ("generators of rank 0",)

@@ -24,7 +24,7 @@ BUGS = {
     "warm-up again": "the schedule is computed from the steps since the restart",
     "weights only": "loading with the optimizer is the same as loading without",
     "untied": "the head comes back as a copy of the embedding and is trained apart from it",
-    "evaluation": "an evaluation behind the load draws from the restored generator",
+    "evaluation": "an evaluation after the load draws from the restored generator",
 }
 BLOCK, BATCH, EPOCHS, WIDTH, HEADS, LAYERS, SAVE_EVERY, WARM_UP, SEED = 32, 8, 2, 32, 2, 2, 5, 6, 5
 

@@ -33,7 +33,7 @@ SAMPLES, BATCH, EPOCHS, SAVE_EVERY, SEED = 48, 4, 3, 3, 5
 
 
 class Shuffled(Sampler):
-    """Lightning calls `set_epoch` in front of each epoch, of a resumed one when the loader's position has been restored already."""
+    """Lightning calls `set_epoch` before each epoch, of a resumed one when the loader's position has been restored already."""
 
     epoch, done = 0, 0
 
@@ -84,7 +84,7 @@ class Module(lightning.LightningModule):
 
 
 class Generators(lightning.Callback):
-    """Restored right in front of the first batch: what Lightning does behind the load may draw."""
+    """Restored right before the first batch: what Lightning does after the load may draw."""
 
     state = None
 

@@ -23,12 +23,12 @@ BUGS = {
     "position without accumulation": "batches to skip are not multiplied by the micro-batches of a step",
     "epoch not set": "DistributedSampler.set_epoch is not called again: every epoch has the order of the first",
     "epoch off by one": "the sampler's epoch is one too high after a restart",
-    "next epoch skipped": "a restart goes on with the epoch behind the one it was in",
+    "next epoch skipped": "a restart goes on with the epoch after the one it was in",
     "ends early": "a restart takes the job for finished",
     "generators": "no generator is restored",
     "generators drawn from": "the loader draws from the restored generator when its iterator is made",
     "generators of rank 0": "every rank gets the generators of rank 0",
-    "seeded behind the load": "a seed set behind the load undoes the restored generators",
+    "seeded after the load": "a seed set after the load undoes the restored generators",
     "augmentation": "after a restart the same samples are augmented with another seed",
     "scheduler twice": "the schedule is stepped once more after each restart",
     "scheduler anew": "the schedule begins anew",
@@ -80,7 +80,7 @@ class Job:
         self.average = {name: value.clone() for name, value in self.net.state_dict().items()}
         self.data = Points()
         self.sampler = DistributedSampler(self.data, self.ranks, self.rank, shuffle=True, seed=3)
-        # With a generator of its own the loader draws nothing from the one that is restored; without, `iter(loader)` behind the restore would.
+        # With a generator of its own the loader draws nothing from the one that is restored; without, `iter(loader)` after the restore would.
         own = None if bug == "generators drawn from" else torch.Generator()
         self.loader = DataLoader(self.data, 96 // (STEPS_PER_EPOCH * MICRO * self.ranks), sampler=self.sampler, generator=own)
         self.step, self.resumed = 0, False
@@ -130,7 +130,7 @@ class Job:
         self.average, self.step, self.resumed = state["average"], state["step"], True
         if bug != "generators":
             torch.set_rng_state(state["generators"][0 if bug == "generators of rank 0" else self.rank])
-        if bug == "seeded behind the load":
+        if bug == "seeded after the load":
             torch.manual_seed(SEED + self.rank)
         if bug == "augmentation":
             self.data.seed += 1
@@ -218,7 +218,7 @@ def main():
         dist.init_process_group("gloo")
     Job(out, bug).train()
     if dist.is_initialized():
-        dist.barrier()  # a rank that ends right behind `all_gather` may be aborted: gloo's thread still holds tensors while Python ends
+        dist.barrier()  # a rank that ends right after `all_gather` may be aborted: gloo's thread still holds tensors while Python ends
         dist.destroy_process_group()
 
 

@@ -24,7 +24,7 @@ SAMPLES, BATCH, EPOCHS, SAVE_EVERY, WORKERS, SEED = 48, 4, 3, 5, 2, 9
 
 
 class Noisy(Dataset):
-    """A sample's noise depends on (seed, epoch, index) alone: the same in any worker and behind any restart."""
+    """A sample's noise depends on (seed, epoch, index) alone: the same in any worker and after any restart."""
 
     def __init__(self):
         generator = torch.Generator().manual_seed(1)

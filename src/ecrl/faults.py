@@ -45,11 +45,11 @@ ACTS: Dict[str, Callable[[], None]] = {
 
 
 class Faults:
-    """`entries`: {kind, step, moment, rank, index}. Steps are of the whole job: an attempt that goes on behind step s begins with s + 1."""
+    """`entries`: {kind, step, moment, rank, index}. Steps are of the whole job: an attempt that goes on after step s begins with s + 1."""
 
     def __init__(self, recording: Recording, entries: List[Dict[str, Any]]) -> None:
         self._recording, self._entries = recording, entries
-        self.offset = 0  # the step behind which this attempt goes on
+        self.offset = 0  # the step after which this attempt goes on
 
     @classmethod
     def from_environment(cls, recording: Recording) -> "Faults":
@@ -64,7 +64,7 @@ class Faults:
         return cls(recording, [entry for entry in due if entry.get("index", 0) not in carried_out])
 
     def resumed_after(self, params: str, optimizer: str) -> Optional[int]:
-        """The step of an earlier attempt behind which the parameters were these; None where none has them on record, or this is the first."""
+        """The step of an earlier attempt after which the parameters were these; None where none has them on record, or this is the first."""
         if self._recording.attempt == 0:
             return None
         found: List[Tuple[bool, int]] = []
@@ -87,7 +87,7 @@ class Faults:
         self._inject("before", step)
 
     def in_backward(self, step: int, optimizers: List[Any]) -> None:
-        """When half of the gradients are there. A job whose optimizer is not known yet fails in front of backward."""
+        """When half of the gradients are there. A job whose optimizer is not known yet fails before backward."""
         entry = self._due("backward", step)
         if entry is None:
             return
@@ -127,7 +127,7 @@ class Faults:
         self._carry_out(entry, steps)
 
     def at_save(self, steps: int) -> None:
-        """In front of a save whose files are not known by name."""
+        """Before a save whose files are not known by name."""
         self._inject("save", steps)
 
     def _inject(self, moment: str, step: int) -> None:

@@ -6,11 +6,11 @@ Format 1 (documented in docs/recording.md; unknown keys are allowed):
     process  who writes: rank, world_size, attempt, pid, versions, the name of the digest
     epoch    a loader begins anew
     batch    a batch came out of a loader: ids (map-style data), hash of its tensors
-    start    the state in front of the first step: digests
-    step     an optimizer step: batches, losses, lr, scale, digests behind it
+    start    the state before the first step: digests
+    step     an optimizer step: batches, losses, lr, scale, digests after it
     save     a checkpoint: begun, then done; load: read
     call     something that restores or moves a position: set_epoch, load_state_dict, ...
-    strike   a planned failure, written in front of it
+    strike   a planned failure, written before it
     trouble  the recorder could not see something: what, and why
 """
 

@@ -53,8 +53,8 @@ class StepRecorder:
         self.began = time.monotonic()
         self.started = False
         self.scale: Optional[float] = None
-        self.digested = -1  # the step behind which the state was digested last
-        self.saves: Dict[str, Dict[str, Any]] = {}  # finished checkpoints, by path: the step behind which it was written
+        self.digested = -1  # the step after which the state was digested last
+        self.saves: Dict[str, Dict[str, Any]] = {}  # finished checkpoints, by path: the step after which it was written
         self.thread = 0  # that trains
 
     @property
@@ -109,7 +109,7 @@ class StepRecorder:
         return self.steps + 1
 
     def before_step(self, optimizer: Any, closure: bool = False) -> None:
-        """`closure`: forward and backward happen inside the step, as in Lightning: what is due in front of the update waits for them."""
+        """`closure`: forward and backward happen inside the step, as in Lightning: what is due before the update waits for them."""
         height = stack_height()
         if self.depth and height <= self.height:
             self.depth = 0  # not inside the step under way: that one failed and the job goes on
@@ -147,7 +147,7 @@ class StepRecorder:
         self._optimizers.append(weakref.ref(optimizer))
 
     def moves_nothing(self, optimizer: Any) -> bool:
-        """A step of no backward pass at a learning rate of 0: DCP and others make an optimizer's state so, in front of a load."""
+        """A step of no backward pass at a learning rate of 0: DCP and others make an optimizer's state so, before a load."""
         return self.backwards == 0 and self.backward_depth == 0 and not self.amend and not any(rates([optimizer]))
 
     def after_step(self, optimizer: Any) -> None:
@@ -162,7 +162,7 @@ class StepRecorder:
         self.step_done()
 
     def start(self) -> None:
-        """The state in front of the first step, and which step that is, if an earlier attempt had it."""
+        """The state before the first step, and which step that is, if an earlier attempt had it."""
         optimizers = self.optimizers
         models = found_models(self.recording, optimizers)
         self._models = [weakref.ref(model) for model in models]
@@ -218,7 +218,7 @@ class StepRecorder:
         self.losses, self.consumed, self.backwards = [], [], 0
 
     def state_digests(self) -> Dict[str, Any]:
-        """Behind the newest step: of parameters, optimizer state, buffers, and what the job watches by name."""
+        """After the newest step: of parameters, optimizer state, buffers, and what the job watches by name."""
         params, optimizer, _ = self.state()
         self.digested = self.steps
         return {
@@ -240,7 +240,7 @@ class StepRecorder:
 
     def left_out(self) -> None:
         """The scaler has finished a window: if no optimizer stepped since backward, its gradients overflowed. What it consumed is on no step's
-        account, so that a restart in front of the next window finds that window's batches alone in its first step."""
+        account, so that a restart before the next window finds that window's batches alone in its first step."""
         if self.amend or not self.backwards or self.backward_depth:
             return
         self.recording.write("skip", after_step=self.steps, batches=self.consumed, backwards=self.backwards)

@@ -1,6 +1,6 @@
 """Three real ranks train a small network with several gradient buckets, and train on from a copy of their state in DDP wrapped anew.
 
-Run as a script: prints JSON, by `find_unused_parameters` and whether the buckets were settled, whether the step behind the copy came out bit for bit.
+Run as a script: prints JSON, by `find_unused_parameters` and whether the buckets were settled, whether the step after the copy came out bit for bit.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def one_rank(rank: int, folder: Path) -> None:
 
 
 def resumed_alike(rank: int, unused: bool, settled: bool) -> bool:
-    """Whether the steps behind a copy are those of the processes that go on."""
+    """Whether the steps after a copy are those of the processes that go on."""
     patched: Any = nullcontext() if settled else mock.patch.object(train_step, "_iterate", lambda *given: None)
     with patched:
         going_on, optimizer = trainer(unused)

@@ -117,7 +117,7 @@ class Case:
     def follow(self, living: list[int]) -> None:
         """The next attempt: spares in dead places while there are some, else fewer ranks."""
         steps = {left.global_step for left, _ in self.left.values()}
-        assert len(steps) == 1, f"left behind steps {steps}"
+        assert len(steps) == 1, f"left after steps {steps}"
         before, dead = len(self.pids), [rank for rank in self.pids if rank not in living]
         placement: list[tuple[int, int, Connection, bool]] = []  # origin, process, connection, joined
         for rank in range(before):

@@ -2,7 +2,7 @@
 
 `script.json`: as for the stand-in worker, one object per attempt, rank to part `STEPS:END`. STEPS are logged as done, up to that step; then END:
 `kill`; `obey` (go on, and stop when all are to); `spoilt` (say that the state is no good, and end); `done` (the target is reached); an exit code;
-`hang`; `leave` (when a rank has died: say so behind that step, wait for an Assignment, play the part that it brings); `leave,stop` (and ask the
+`hang`; `leave` (when a rank has died: say so after that step, wait for an Assignment, play the part that it brings); `leave,stop` (and ask the
 supervisor to stop before it has heard); `leave,kill` (and die right afterwards); `leave,last` (when two have died).
 `spareN`, beside the ranks of the first object: what that spare does: `kill`; `stop` (ask the supervisor to stop once rank 0 has left, and never
 stand by); one without a part stands by.
@@ -80,7 +80,7 @@ def step(layout: RunLayout, order: AttemptSpec, told: Assignment, control: Contr
         heartbeat.step(number)
         heartbeat.phase("logging")
         journal.append(RankLine(number, 0, number - 1, told.rank, order.world_size, "", 0, 0.5, told.attempt, 0.0, 0.0, 0.0))
-        if obeys and heartbeat.stop_behind(number) == number:
+        if obeys and heartbeat.stop_after(number) == number:
             break
 
 

@@ -77,7 +77,7 @@ def hang(how: str) -> NoReturn:
 
 def obey_stop(rank: int, step: int, heartbeat: HeartbeatWriter, do: Callable[[int], None]) -> int:
     """Rank 0 steps until the word comes; the others, which nothing keeps in step with it, wait for it and then catch up."""
-    while (until := heartbeat.stop_behind(step)) is None:
+    while (until := heartbeat.stop_after(step)) is None:
         time.sleep(0.001)
         if rank == 0:
             step += 1

@@ -62,7 +62,7 @@ def run(case: dict[str, Any], number: int, port: int) -> dict[str, Any]:
                 left.pop(name, None)
             results[str(name)] = json.loads(said) if said else {"signal": os.WTERMSIG(status), "code": os.WEXITSTATUS(status)}
         if living and left.keys() == living.keys():
-            assert len(set(left.values())) == 1, f"left behind different steps: {left}"
+            assert len(set(left.values())) == 1, f"left after different steps: {left}"
             attempt, ranks = attempt + 1, dict(enumerate(member for member in ranks.values() if member in living.values()))
             left = {}
             board.clear()

@@ -164,7 +164,7 @@ def test_what_is_cut_off_cannot_be_loaded_and_that_is_one_line(kind: StrategyKin
     if kind.name == SILENT:
         like = {spec.name: torch.empty(spec.shape, dtype=dtype_of(spec)) for spec in read_step_metadata(PosixFs(), step).tensors}
         loaded = checkpointer_of(kind).load()().load(like, step / checkpointer_of(kind).state)
-        assert not any(torch.count_nonzero(loaded[name]) for name in like if name.startswith("rng."))  # `state-restored` finds it behind the restore
+        assert not any(torch.count_nonzero(loaded[name]) for name in like if name.startswith("rng."))  # `state-restored` finds it after the restore
         return
     with pytest.raises(Unreadable) as error:
         restore_foreign(other.train_state, checkpointer_of(kind), step, sha256)

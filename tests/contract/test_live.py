@@ -265,7 +265,7 @@ def test_a_stop_while_survivors_go_on_lets_them_save_what_they_alone_have(launch
         ran(launcher, tmp_path, saving, {0: "40:leave,stop", 1: "40:kill"}, {0: "99:obey"})
     first, second = decode(SupervisorRecord, read_json(RunLayout(tmp_path / "run").supervisor)).attempts
     assert (first.outcome, second.outcome, second.memory) == ("survived", "stopped", "survivors")
-    assert (second.first_step, second.last_step) == (41, 42), "agreed behind the first, stopped behind the second"
+    assert (second.first_step, second.last_step) == (41, 42), "agreed after the first, stopped after the second"
 
 
 def test_a_stop_while_survivors_leave_with_nothing_of_their_own_ends_the_attempt(launcher: Launcher, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def dies(rank: int, step: int, moment: str = "backward") -> dict[str, Any]:
 ROLLED_BACK: dict[str, list[dict[str, Any]]] = {
     "the first rank in forward, and again in backward": [dies(0, 1, "forward"), dies(0, 4)],
     "in the update, and in the capture of a checkpoint": [dies(2, 2, "optimizer"), dies(0, 3, "capture")],
-    "between two steps, and behind the last": [dies(1, 2, "boundary"), dies(0, 6, "boundary")],
+    "between two steps, and after the last": [dies(1, 2, "boundary"), dies(0, 6, "boundary")],
     "two at once": [dies(0, 3), dies(2, 3)],
     "a newcomer before it joins": [dies(1, 3), dies(1, 1, "load")],
 }

@@ -101,7 +101,7 @@ def test_a_loss_scale_grows_at_the_end_of_its_interval(tracker: int, expected: s
 
 @pytest.mark.parametrize(("step", "clean"), [(9, True), (8, False)])
 def test_a_failure_is_passed_once_its_victim_is_behind_the_next_step(run: RunLayout, step: int, clean: bool) -> None:
-    """Of two failures behind one step only one strikes: who died behind step 9 has not gone past it."""
+    """Of two failures after one step only one strikes: who died after step 9 has not gone past it."""
     case, notes = Case(load(run)), FindingBuilder("failures-once")
     _check_passed(case, case.attempts[0], [PlannedFailure(5, "kill", 0, step)], notes)
     assert notes.clean == clean
@@ -173,15 +173,15 @@ def test_what_ended_well_works_on_no_step_behind_its_last(run: RunLayout, step: 
     assert clean or "attempt 2 rank 0 has a span of idle of step 25, when step 24 was the last" in str(finding)
 
 
-@pytest.mark.parametrize(("behind", "told"), [(0, False), (1, True)])
-def test_who_is_killed_in_a_step_has_not_logged_it(tmp_path: Path, behind: int, told: bool) -> None:
+@pytest.mark.parametrize(("after", "told"), [(0, False), (1, True)])
+def test_who_is_killed_in_a_step_has_not_logged_it(tmp_path: Path, after: int, told: bool) -> None:
     """Rank 1 dies in the backward pass of step 9; the other rank, past its last wait for it, may have logged the step."""
     records = load(build_rollback(tmp_path))
     lines = records.logs(0).ranks[1]
     last = lines.events[-1]
     assert last.global_step == 8
     more = replace(last, global_step=9, cursor_step=last.cursor_step + 1, at=last.at + 1e-4)
-    longer = left(records, 0, ranks=records.logs(0).ranks | {1: replace(lines, events=(*lines.events, more)[: len(lines.events) + behind])})
+    longer = left(records, 0, ranks=records.logs(0).ranks | {1: replace(lines, events=(*lines.events, more)[: len(lines.events) + after])})
     assert ("entry 0 fired in step 9, rank 1 went on to step 9" in str(failures_once(Case(longer)))) == told
 
 
@@ -198,7 +198,7 @@ def test_the_preferred_reference_is_the_one_of_the_arms_made_for_it(tmp_path: Pa
 
 @pytest.mark.parametrize(("scale", "clean"), [(4096.0, True), (FIRST_SCALE, False)])
 def test_who_goes_on_from_memory_goes_on_with_the_scale_it_had(tmp_path: Path, scale: float, clean: bool) -> None:
-    """Attempt 1 continues behind step 8 of attempt 0, where the scale was 4096."""
+    """Attempt 1 continues after step 8 of attempt 0, where the scale was 4096."""
     records = configured(load(build_rollback(tmp_path)), precision="fp16")
     begun = records.attempts[1]
     assert begun.memory == "survivors" and begun.resumed_from_step == 8
@@ -210,7 +210,7 @@ def test_who_goes_on_from_memory_goes_on_with_the_scale_it_had(tmp_path: Path, s
     notes = FindingBuilder("x")
     check_settings(Case(records), notes)
     follows = [text for text in notes.finding("").evidence if "do not follow" in text] + [notes.finding("").message]
-    said = any("step 9 of attempt 1" in text and "do not follow from 4096.0 and 108 behind step 8" in text for text in follows)
+    said = any("step 9 of attempt 1" in text and "do not follow from 4096.0 and 108 after step 8" in text for text in follows)
     assert said != clean, follows
 
 
@@ -237,7 +237,7 @@ def test_the_end_of_every_rank_is_what_it_logged_last(tmp_path: Path, rank: int)
     there = rank if rank < 2 else 0
     ends = tuple(replace(state, rng="c" * 64) if state.rank == rank else state for state in records.final.ranks)
     finding = state_consistent(Case(left(records, 2, final=replace(records.final, ranks=ends))))
-    assert (f"the end of rank {there} differs in rng from what it logged behind step 24" in str(finding)) == (rank < 2)
+    assert (f"the end of rank {there} differs in rng from what it logged after step 24" in str(finding)) == (rank < 2)
 
 
 @pytest.mark.parametrize(("at", "words"), [(-0.002, "before its victim had logged step 9"), (0.0, ""), (9.0, "")])

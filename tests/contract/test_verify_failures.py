@@ -68,10 +68,10 @@ def test_a_supervisor_that_lived_on_is_told(killed_supervisor: RunLayout, tmp_pa
 
 
 def test_damage_that_would_have_left_nothing_to_fall_back_to_is_not_owed(tmp_path: Path) -> None:
-    """A kill behind step 14; of the saves of steps 6 and 12 one has failed."""
+    """A kill after step 14; of the saves of steps 6 and 12 one has failed."""
     run = ListedBuilder(tmp_path / "sole", listed("corrupt@14:1")).build()
     assert judged(run).status == INVALID
     edit_lines(
         run.attempt(0).checkpoints, lambda line: line | {"event": "failed"} if (line["event"], line["global_step"]) == ("committed", 6) else line
     )
-    assert "entry 1 did not fire: there was no other checkpoint to fall back to behind step 14" in judged(run).evidence
+    assert "entry 1 did not fire: there was no other checkpoint to fall back to after step 14" in judged(run).evidence

@@ -24,7 +24,7 @@ Faults = Callable[[RunRecords], RunRecords]
 
 @pytest.fixture(scope="module")
 def blk(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
-    """Rank 1 is killed behind steps 9 and 20, in attempts 0 and 1."""
+    """Rank 1 is killed after steps 9 and 20, in attempts 0 and 1."""
     return load(build_blk(tmp_path_factory.mktemp("blk")))
 
 
@@ -140,7 +140,7 @@ def test_who_is_hit_in_the_start_had_done_no_step_by_then(blk: RunRecords) -> No
 
 
 def both_killed(found: RunRecords, **changes: object) -> RunRecords:
-    """Both ranks were killed behind step 9, and the end of attempt 0 is that of one of them."""
+    """Both ranks were killed after step 9, and the end of attempt 0 is that of one of them."""
     first, _ = found.fired
     found = replace(found, fired=(first, replace(first, index=1, rank=0)))
     return attempts(planned(found, "kill@9:1", "kill@9:0"), 0, **changes)
@@ -203,7 +203,7 @@ def test_instants_of_one_machine_alone_are_compared(blk: RunRecords, nodes: int,
 
 @pytest.mark.parametrize(("changes", "again"), [({}, True), ({"signal": 11}, False), ({"rank": 0}, False), ({"exit_code": 1}, False)])
 def test_an_attempt_that_dies_as_another_did_dies_of_it_again(blk: RunRecords, changes: dict[str, int], again: bool) -> None:
-    """Attempt 1 went no further than behind step 9, where attempt 0 was killed; no fault fired in it."""
+    """Attempt 1 went no further than after step 9, where attempt 0 was killed; no fault fired in it."""
     found = logged(blk, lambda line: line if line.global_step <= 9 else None, 1)
     found = attempts(planned(replace(found, fired=found.fired[:1]), "kill@9:1"), 1, **changes)
     words = "entry 0 fired in attempt 0 and attempt 1 died of it again"

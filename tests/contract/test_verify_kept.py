@@ -47,7 +47,7 @@ KEPT: dict[str, dict[str, tuple[str, str]]] = {
         "same-input": (VALID, "10 shards computed again look as they did at first, 48 look as in the reference"),
         "state-consistent": (
             VALID,
-            "ranks agree behind 0 steps; the learning rate on 0 lines is the schedule's; 3 checkpoints hold what the configuration says",
+            "ranks agree after 0 steps; the learning rate on 0 lines is the schedule's; 3 checkpoints hold what the configuration says",
         ),
         "state-restored": (NOT_CHECKED, "no rank restored a state, or none recorded what it held"),
         "no-bad-checkpoint": (VALID, "2 resumed from the newest checkpoint that was committed and not refused, 0 refused"),
@@ -80,7 +80,7 @@ KEPT: dict[str, dict[str, tuple[str, str]]] = {
     "states": {
         "state-consistent": (
             VALID,
-            "ranks agree behind 24 steps and at the end; the learning rate on 58 lines is the schedule's; "
+            "ranks agree after 24 steps and at the end; the learning rate on 58 lines is the schedule's; "
             "3 checkpoints hold what the configuration says, 3 of them what the ranks logged",
         ),
         "state-restored": (VALID, "4 times a rank held what it was to resume from, before its first step"),
@@ -111,7 +111,7 @@ def test_what_is_said_of_lost_samples_and_of_other_sizes(runs: dict[str, RunReco
         "step 9 (attempt 0): 2 samples of ranks [2] are on record as lost on 2 layers (lossy_forward)",
         "world size 4 from step 1 on, 2 in the reference: in plain DDP gradients are added up in another order (shards of 2 samples instead of 4)",
         "of the final state differ: parameters, buffers, optimizer, rng",
-        "equal to ref in every loss of the 0 steps with as many ranks; not claimed behind them",
+        "equal to ref in every loss of the 0 steps with as many ranks; not claimed after them",
     ):
         assert told(finding, words), finding
 
@@ -186,15 +186,15 @@ def test_the_code_of_each_attempt_is_told_where_it_changed(runs: dict[str, RunRe
     )
 
 
-@pytest.mark.parametrize(("at", "before", "behind"), [(1.0, [1.0, 2.0], [-3.0]), (5.0, [-3.0, -2.0], [1.0])])
-def test_a_fault_of_the_writer_lies_between_the_lines_of_its_save(at: float, before: list[float], behind: list[float]) -> None:
+@pytest.mark.parametrize(("at", "before", "after"), [(1.0, [1.0, 2.0], [-3.0]), (5.0, [-3.0, -2.0], [1.0])])
+def test_a_fault_of_the_writer_lies_between_the_lines_of_its_save(at: float, before: list[float], after: list[float]) -> None:
     """Submitted at 2, received at 3, committed at 4; the save of another step is none of it."""
     instants = {"submitted": 2.0, "received": 3.0, "released": 3.5, "committed": 4.0}
     lines = [CheckpointLine(name, step, 0, instant, 0.0) for step in (6, 12) for name, instant in instants.items()]
     run = SimpleNamespace(logs=lambda attempt: SimpleNamespace(checkpoints=SimpleNamespace(events=lines)))
     case = cast(Case, SimpleNamespace(run=run))
     found = _beside_save(case, InjectedFault(0, "writer", 0, 6, 0, at, at, at_step=6))
-    assert [by for by, _ in found] == [*before, *behind]
+    assert [by for by, _ in found] == [*before, *after]
     assert [text for _, text in found] == [
         "before step 6 was submitted",
         "before step 6 was received",

@@ -24,7 +24,7 @@ STATE, SHA = "5" * 64, "a" * 64
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
-    """Attempt 1 went on from a snapshot that attempt 0 had taken behind step 6; rank 0 logged its state there, rank 1 another one."""
+    """Attempt 1 went on from a snapshot that attempt 0 had taken after step 6; rank 0 logged its state there, rank 1 another one."""
     found = load(build_blk(tmp_path_factory.mktemp("sweep")))
     found = configured(found, checkpoint=replace(found.stored.config.checkpoint, strategy="in_memory"))
     told: dict[str, Any] = {"continues": 0, "memory": "snapshot", "snapshot_sha256": SHA}
@@ -95,13 +95,13 @@ def newest(case: Case) -> Finding:
 def test_the_newest_snapshot_is_gone_on_with_or_its_refusal_is_on_record(records: RunRecords) -> None:
     assert newest(with_snapshots(records, 5, 6)).status == VALID
     stale = newest(with_snapshots(records, 6, 8))
-    assert stale.status == INVALID and "attempt 1 went on behind step 6: attempt 0 had taken a snapshot of step 8, and no refusal" in stale.message
+    assert stale.status == INVALID and "attempt 1 went on after step 6: attempt 0 had taken a snapshot of step 8, and no refusal" in stale.message
     refused = attempts(records, 1, forgone=(SkippedSnapshot(8, 0, "holds a NaN"),))
     assert newest(with_snapshots(refused, 6, 8)).status == VALID
 
 
 def refused(records: RunRecords, step: int, of: int = 0, by: int = 1) -> RunRecords:
-    """Attempt `by` refused a snapshot of `step` that attempt `of` had taken; one is due behind every second step."""
+    """Attempt `by` refused a snapshot of `step` that attempt `of` had taken; one is due after every second step."""
     found = configured(records, checkpoint=replace(records.stored.config.checkpoint, memory_every=2))
     return attempts(found, by, forgone=(SkippedSnapshot(step, of, "holds a NaN"),))
 
@@ -119,8 +119,8 @@ NEVER_TAKEN: dict[str, tuple[Records, tuple[int, ...], str]] = {
         (6, 8),
         "which was not before it under the same supervisor",
     ),
-    "of what it went on with": (lambda found: refused(found, 6), (6, 8), "which went on behind step 6 and had come to step 9"),
-    "of a step to come": (lambda found: refused(found, 10), (6, 8), "which went on behind step 6 and had come to step 9"),
+    "of what it went on with": (lambda found: refused(found, 6), (6, 8), "which went on after step 6 and had come to step 9"),
+    "of a step to come": (lambda found: refused(found, 10), (6, 8), "which went on after step 6 and had come to step 9"),
     "of a step in between": (lambda found: refused(found, 7), (6, 8), "attempt 1 refused a snapshot of step 7 of attempt 0, and none is due there"),
     "of an attempt before the one gone on with": (
         lambda found: attempts(refused(found, 20, of=1, by=2), 2, memory="snapshot", continues=2),
@@ -147,7 +147,7 @@ def test_a_snapshot_that_was_due_may_have_been_refused(records: RunRecords, take
 
 @pytest.mark.parametrize(("every", "due"), [(3, True), (6, False)])
 def test_a_snapshot_is_due_with_each_checkpoint(records: RunRecords, every: int, due: bool) -> None:
-    """Of step 9, where one is due behind every second step."""
+    """Of step 9, where one is due after every second step."""
     found = refused(records, 9)
     found = configured(found, checkpoint=replace(found.stored.config.checkpoint, every=every))
     finding = records_consistent(with_snapshots(found, 6, 9))

@@ -76,7 +76,7 @@ def test_a_mini_batch_that_was_dropped_is_lost_whole_and_nothing_else_is(recorde
     assert verdict.status == VALID, render(verdict)
     assert "176 applied to every layer, 0 replayed, 16 on record as lost" in found(verdict, ONCE).message
     told = found(verdict, TRAJECTORY)
-    assert "equal to ref in every loss of the 8 steps before samples were lost; not claimed behind them" in told.message
+    assert "equal to ref in every loss of the 8 steps before samples were lost; not claimed after them" in told.message
     assert any("step 9 (attempt 0): 8 samples of ranks [1, 3] are on record as lost on 3 layers (skip)" in text for text in told.evidence)
 
 
@@ -95,7 +95,7 @@ def test_a_dropped_step_is_not_booked_as_work(recorded: Path) -> None:
 
 
 def test_a_failure_inside_a_step_that_was_dropped_before_is_not_owed(tmp_path: Path) -> None:
-    """Rank 0 of those that went on would have died in the backward pass of step 9, which they never did again; another, behind it, is owed."""
+    """Rank 0 of those that went on would have died in the backward pass of step 9, which they never did again; another, after it, is owed."""
     run = SurvivedBuilder(tmp_path / "run", SKIP, (Death(9, spares=1),), unmet=("kill@9.backward/0.9:0",)).build()
     finding = found(verify_run(run.root), FAILURES)
     assert finding.status == VALID, finding
@@ -136,11 +136,11 @@ SPOILT: dict[str, tuple[Callable[[RunLayout], None], str]] = {
     ),
     "another state than before the dropped step": (
         lambda run: edit_lines(run.attempt(0).rank(2), at_step(8, state_digest=OTHER)),
-        "rank 2 of attempt 0 reports another state behind step 8 than it logged",
+        "rank 2 of attempt 0 reports another state after step 8 than it logged",
     ),
     "another state where the first step of an attempt is dropped": (
         reports(lambda line: line | {"state_digest": OTHER}, 1, (0,)),
-        "rank 0 of attempt 1 dropped step 10 and reports another state than attempt 0 logged behind step 8",
+        "rank 0 of attempt 1 dropped step 10 and reports another state than attempt 0 logged after step 8",
     ),
 }
 
@@ -159,4 +159,4 @@ def test_the_state_behind_a_dropped_step_is_held_against_the_one_before_it(skipp
     edit_lines(skipped.attempt(0).rank(2), at_step(8, state_digest=OTHER))
     finding = found(verify_run(skipped.root), STATE)
     assert finding.status == INVALID
-    assert "rank 2 of attempt 0 left with another state than it logged behind step 8" in "\n".join((finding.message, *finding.evidence))
+    assert "rank 2 of attempt 0 left with another state than it logged after step 8" in "\n".join((finding.message, *finding.evidence))

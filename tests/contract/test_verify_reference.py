@@ -197,7 +197,7 @@ DISTURBED: dict[str, tuple[Spoil, str]] = {
         lambda run: edit_lines(run.attempt(0).rank(1), without(global_step=4)),
         "the log of rank 1 in attempt 0",
     ),
-    "began behind a step": (
+    "began after a step": (
         lambda run: attempts(run, lambda a: a[0].update(resumed_from_step=6)),
         "attempt 0 began at step 6",
     ),

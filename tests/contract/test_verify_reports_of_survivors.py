@@ -86,7 +86,7 @@ SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
     "the dead reported as living": (everyone(alive=[0, 1, 2, 3]), ONCE, INVALID, "reports ranks [2, 3] as living, whose deaths are on record"),
     "more waiting than step": (redone(seconds=1.0), ONCE, INVALID, "reports 2.000000 s of doing again in step 9, which took 0.030000 s"),
     "a report before the end": (everyone(at=1001.0), ONCE, INVALID, "before the end of its own spans"),
-    "another state than was logged": (another_state, ONCE, INVALID, "reports another state behind step 9 than it logged"),
+    "another state than was logged": (another_state, ONCE, INVALID, "reports another state after step 9 than it logged"),
     "layers that the model has not": (everyone(layers=[["weight"], ["bias", "skale"]]), ONCE, INVALID, "'skale', which is no parameter"),
     "a layer in two buckets": (everyone(layers=[["weight"], ["bias", "weight"]]), ONCE, INVALID, "name weight in 2 buckets"),
     "a log that goes past the report": (goes_further, ONCE, INVALID, "claims step 8, its log ends at step 9"),
@@ -118,7 +118,7 @@ def state_of(run: RunLayout, step: int) -> str:
 
 @pytest.mark.parametrize("right", [True, False])
 def test_a_checkpoint_of_the_same_step_knows_the_state_that_they_took_along(tmp_path: Path, right: bool) -> None:
-    """Rank 1 dies in step 19, right behind the checkpoint of step 18; step 19 is given up."""
+    """Rank 1 dies in step 19, right after the checkpoint of step 18; step 19 is given up."""
     run = SurvivedBuilder(tmp_path / "run", ROLLBACK, (Death(19, spares=1),)).build()
     state = state_of(run, 18) if right else "ab" * 32
     edit_lines(run.attempt(0).survivor_report(0), lambda line: line | {"state_digest": state, "time": line["time"] + 1e-3})

@@ -62,7 +62,7 @@ def test_against_a_constant_size_the_claim_ends_at_the_change_and_the_distance_i
     verdict = verify_run(sweep / "elastic")
     finding = found(verdict, TRAJECTORY)
     assert verdict.status == finding.status == UNKNOWN and verdict.reference == "ref", render(verdict)
-    unproven = "not proven behind step 10: attempt 2 died, attempt 3 went on behind step 12, and ref has as many ranks up to that step only"
+    unproven = "not proven after step 10: attempt 2 died, attempt 3 went on after step 12, and ref has as many ranks up to that step only"
     assert unproven in finding.message
     told = "\n".join(finding.evidence)
     assert "absolute difference of the mean loss over 24 steps: max 0." in told and "max 0," not in told
@@ -77,7 +77,7 @@ def test_a_bug_in_a_recovery_behind_the_change_is_not_called_valid_beside_a_cons
 
 
 def test_a_line_forged_before_the_size_changed_is_no_missing_line(run: RunLayout) -> None:
-    """Behind step 10 there is no rank 1: no line of it is due there."""
+    """After step 10 there is no rank 1: no line of it is due there."""
     edit_lines(run.attempt(0).rank(1), at_step(3, seconds=0.5))
     finding = found(verify_run(run.root), RECORDS)
     assert finding.status == INVALID
@@ -87,7 +87,7 @@ def test_a_line_forged_before_the_size_changed_is_no_missing_line(run: RunLayout
 def test_undisturbed_behind_the_change_nothing_is_left_to_prove(sweep: Path) -> None:
     finding = trajectory(sweep / "unstruck")
     assert finding.status == VALID
-    assert "equal to ref in every loss of the 10 steps with as many ranks; not claimed behind them" in finding.message
+    assert "equal to ref in every loss of the 10 steps with as many ranks; not claimed after them" in finding.message
 
 
 def test_what_changes_its_size_is_no_reference_for_what_does_not(sweep: Path) -> None:
@@ -124,13 +124,13 @@ def end_early(run: RunLayout) -> None:
 
 
 def skip_a_step(run: RunLayout) -> None:
-    """The attempt behind the change begins one step too late, and says so."""
+    """The attempt after the change begins one step too late, and says so."""
     edit_lines(run.attempt(2).rank(0), lambda line: line if line["global_step"] > 11 else None)
     attempts(run, lambda found: found[2].update(first_step=12))
 
 
 def repeat_a_step(run: RunLayout) -> None:
-    """The attempt behind the change does the step of the change again, with its own number of ranks, and says so."""
+    """The attempt after the change does the step of the change again, with its own number of ranks, and says so."""
     log, before = run.attempt(2).rank(0), line_at(run.attempt(1).rank(0), 10)
     whole = ids_hash(window(epoch_order(7, 0, SAMPLES, 8), 9, 8))
     line = line_at(log, 11) | {key: before[key] for key in ("global_step", "epoch", "cursor_step")} | {"sample_ids_hash": whole}
@@ -139,7 +139,7 @@ def repeat_a_step(run: RunLayout) -> None:
 
 
 def went_on(run: RunLayout) -> None:
-    """Attempt 1 is said to have gone on with two ranks behind the change."""
+    """Attempt 1 is said to have gone on with two ranks after the change."""
     attempts(run, lambda found: found[1].update(last_step=11))
 
 
@@ -159,8 +159,8 @@ def size_of_attempt(number: int, size: int) -> Callable[[RunLayout], None]:
 
 
 SPOILT: dict[str, tuple[Spoil, str, str]] = {
-    "a step skipped at the change": (skip_a_step, ONCE, "rank 0 began with step 12, the attempt resumed behind step 10"),
-    "a step repeated at the change": (repeat_a_step, ONCE, "rank 0 began with step 10, the attempt resumed behind step 10"),
+    "a step skipped at the change": (skip_a_step, ONCE, "rank 0 began with step 12, the attempt resumed after step 10"),
+    "a step repeated at the change": (repeat_a_step, ONCE, "rank 0 began with step 10, the attempt resumed after step 10"),
     "a line of another world size": (
         lambda run: edit_lines(run.attempt(2).rank(0), at_step(13, world_size=2)),
         ONCE,
@@ -172,8 +172,8 @@ SPOILT: dict[str, tuple[Spoil, str, str]] = {
         RECORDS,
         "attempt 2 was ordered 2 ranks up to step 20, the configuration says 1 up to 20",
     ),
-    "an attempt that went on": (went_on, RECORDS, "attempt 1 went on to step 11 with 2 ranks, the world size changes behind step 10"),
-    "resized at another step": (end_early, RECORDS, "attempt 1 is said to have been resized behind step 9"),
+    "an attempt that went on": (went_on, RECORDS, "attempt 1 went on to step 11 with 2 ranks, the world size changes after step 10"),
+    "resized at another step": (end_early, RECORDS, "attempt 1 is said to have been resized after step 9"),
     "a resize said to be a death": (lambda run: attempts(run, lambda found: found[1].update(outcome="died")), RECORDS, "3 attempts follow"),
     "a death said to be a resize": (
         lambda run: attempts(run, lambda found: found[0].update(outcome="resized")),
@@ -183,7 +183,7 @@ SPOILT: dict[str, tuple[Spoil, str, str]] = {
     "the change was not committed": (
         lambda run: edit_lines(run.attempt(1).checkpoints, no_commit),
         ACCOUNT,
-        "attempt 1 was resized behind step 10, which it did not commit",
+        "attempt 1 was resized after step 10, which it did not commit",
     ),
     "no checkpoint at the change": (
         lambda run: edit_lines(run.attempt(1).checkpoints, lambda line: None if line["global_step"] == 10 else line),

@@ -78,7 +78,7 @@ def told_of_another_checkpoint(run: RunLayout) -> None:
 
 
 def told_of_a_checkpoint_that_is_gone(run: RunLayout) -> None:
-    """As above, of a checkpoint that was retired: the lines behind its step do not."""
+    """As above, of a checkpoint that was retired: the lines after its step do not."""
     every_rank(1, optimizer=OTHER)(run)
     saved(1, optimizer=OTHER)(run)
     shutil.rmtree(run.checkpoints / "step_00000006", ignore_errors=True)
@@ -104,7 +104,7 @@ SPOILT: dict[str, tuple[Spoil, str, str]] = {
     "of another checkpoint that is gone": (
         told_of_a_checkpoint_that_is_gone,
         INVALID,
-        "attempt 1 resumed from other optimizer than rank 0 logged behind step 6 of attempt 0",
+        "attempt 1 resumed from other optimizer than rank 0 logged after step 6 of attempt 0",
     ),
     "the record of another rank": (
         lambda run: shutil.copy(run.attempt(1).restored(0), run.attempt(1).restored(1)),

@@ -174,7 +174,7 @@ def test_metrics_of_an_earlier_version_are_no_false_alarm(run: RunLayout) -> Non
     assert len(differences(said | {"restarts": 2.0}, document)) == 1
 
 
-# A run that went on behind a sealed end
+# A run that went on after a sealed end
 
 EARLIER = "seal-00000012.json"
 WHO_ELSE = f"{EARLIER} is not the seal of this run's end at step 12"

@@ -37,7 +37,7 @@ def hang(found: RunRecords, **changes: Any) -> RunRecords:
 
 
 def slowest(found: RunRecords, beyond: float) -> RunRecords:
-    """As `hang`; step 9 came 20 s behind step 8 on rank 1, and the limit is so much beyond what that allows."""
+    """As `hang`; step 9 came 20 s after step 8 on rank 1, and the limit is so much beyond what that allows."""
     before = {line.global_step: line for line in found.logs(0).ranks[1].events}
     late = rank_line(hang(found), 0, 1, 9, at=before[8].at + 20.0)
     limits = HangTimeouts.of(late.stored.config.supervision)
@@ -210,7 +210,7 @@ ATTEMPTS: dict[str, Row] = {
         records_consistent,
         "states",
         lambda found: attempts(strategy(found, "in_memory"), 1, resumed_from_step=5),
-        "attempt 1 went on behind step 5: attempt 0 had taken a snapshot of step 6, and no refusal of it is on record",
+        "attempt 1 went on after step 5: attempt 0 had taken a snapshot of step 6, and no refusal of it is on record",
         right=(
             lambda found: strategy(found, "in_memory"),
             lambda found: attempts(strategy(found, "in_memory"), 1, resumed_from_step=5, forgone=(SkippedSnapshot(6, 0, "torn"),)),
@@ -220,7 +220,7 @@ ATTEMPTS: dict[str, Row] = {
         records_consistent,
         "states",
         lambda found: attempts(strategy(found, "in_memory"), 2, resumed_from_step=17, forgone=(SkippedSnapshot(18, 0, "torn"),)),
-        "attempt 2 went on behind step 17: attempt 1 had taken a snapshot of step 18, and no refusal of it is on record",
+        "attempt 2 went on after step 17: attempt 1 had taken a snapshot of step 18, and no refusal of it is on record",
     ),
 }
 
@@ -312,7 +312,7 @@ SUPERVISOR: dict[str, Row] = {
         "the run is completed, and its last session has no end",
         right=(lambda found: sessions(supervised(found, terminal_status="running"), 0, ended_at=None),),
     ),
-    "a run that still runs behind its end": Row(
+    "a run that still runs after its end": Row(
         records_consistent, "blk", lambda found: supervised(found, terminal_status="running"), "the run is running, and its last session has ended"
     ),
     "completed for another reason": Row(
@@ -350,8 +350,8 @@ SUPERVISOR: dict[str, Row] = {
         )
         for words, step, number, memory in (
             ("which was not before it under the same supervisor", 19, 2, {}),
-            ("which went on behind step 18 and had come to step 9", 19, 0, {}),
-            ("which went on behind step 18 and had come to step 20", 18, 1, {}),
+            ("which went on after step 18 and had come to step 9", 19, 0, {}),
+            ("which went on after step 18 and had come to step 20", 18, 1, {}),
             ("and went on with one of attempt 2", 19, 1, {"memory": "snapshot", "continues": 2}),
         )
     },

@@ -1,4 +1,4 @@
-"""As test_verify_sentences, of held-out evaluations, and of a run that was continued behind its first target."""
+"""As test_verify_sentences, of held-out evaluations, and of a run that was continued after its first target."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tests.runs.sentence import Judged, Row, told
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Judged:
-    """`evaluated`: measured every 4 steps, killed behind steps 9 and 20, resumed from 6 and from 18. `continued`: its first leg ends at step 12; in
-    the second it was stopped behind step 15."""
+    """`evaluated`: measured every 4 steps, killed after steps 9 and 20, resumed from 6 and from 18. `continued`: its first leg ends at step 12; in
+    the second it was stopped after step 15."""
     folder = tmp_path_factory.mktemp("evaluated")
     built = {"evaluated": build_evaluated(folder), "ref": build_evaluated_ref(folder)}
     built |= {"continued": build_continued(folder / "legs"), "first leg": build_first_leg(folder / "legs")}
@@ -48,7 +48,7 @@ def every(number: int, keep: Callable[[Evaluation], Evaluation | None]) -> Recor
 
 
 def measured(number: int, step: int, **changes: Any) -> Records:
-    """With another evaluation behind `step`; nothing changed: without it."""
+    """With another evaluation after `step`; nothing changed: without it."""
     return every(number, lambda line: (replace(line, **changes) if changes else None) if line.global_step == step else line)
 
 
@@ -76,7 +76,7 @@ def ended_by(found: RunRecords, number: int) -> RunRecords:
 
 
 def smaller(found: RunRecords) -> RunRecords:
-    """Attempt 1 had one rank, and measured something else behind step 8."""
+    """Attempt 1 had one rank, and measured something else after step 8."""
     return attempts(scored(1, 8, loss=0.25)(found), 1, world_size=1)
 
 
@@ -102,7 +102,7 @@ UNBOOKED = "the spans of rank 0 do not book that as evaluate"
 
 
 def as_text(**measures: float) -> Records:
-    """The same of a task whose perplexity follows from its loss; what was measured behind step 8 of attempt 1 is `measures`."""
+    """The same of a task whose perplexity follows from its loss; what was measured after step 8 of attempt 1 is `measures`."""
 
     def change(found: RunRecords) -> RunRecords:
         found = configured(found, task=replace(found.stored.config.task, name="next_token"))
@@ -141,14 +141,14 @@ ROWS: dict[str, Row] = {
     "twice": Row(records_consistent, "evaluated", measured(1, 12, global_step=16), "after step 16 in attempt 1 stands there twice, or out of order"),
     "out of order": Row(records_consistent, "evaluated", reordered, "stands there twice, or out of order"),
     "before the attempt": Row(records_consistent, "evaluated", measured(1, 8, global_step=4), f"after step 4 in attempt 1 {UNREACHED}"),
-    "behind the attempt": Row(
+    "after the attempt": Row(
         records_consistent,
         "evaluated",
         measured(1, 20, global_step=24),
         f"after step 24 in attempt 1 {UNREACHED}",
         right=(lambda found: attempts(measured(1, 20, global_step=24)(found), 1, last_step=24), lambda found: found),
     ),
-    "behind an attempt that logged no step": Row(
+    "after an attempt that logged no step": Row(
         records_consistent, "evaluated", lambda found: attempts(measured(1, 20, global_step=24)(found), 1, last_step=None), UNREACHED, None
     ),
     "of nothing": Row(records_consistent, "evaluated", measured(1, 8, samples=0), "after step 8 in attempt 1 measured nothing"),
@@ -203,7 +203,7 @@ ROWS: dict[str, Row] = {
         measured(2, 24),
         "quality was to be measured after step 24, and no evaluation",
         UNKNOWN,
-        right=(lambda found: supervised(measured(2, 24)(found), terminal_status="stopped"),),  # it may have been stopped behind that step
+        right=(lambda found: supervised(measured(2, 24)(found), terminal_status="stopped"),),  # it may have been stopped after that step
     ),
     "another accuracy at the end": Row(
         records_consistent,
@@ -224,7 +224,7 @@ ROWS: dict[str, Row] = {
         records_consistent,
         "continued",
         lambda found: left(found, 1, final=None),
-        "the run went on behind step 12, and no attempt is on record as having completed there",
+        "the run went on after step 12, and no attempt is on record as having completed there",
         None,
     ),
     "a leg with two ends": Row(
@@ -238,13 +238,13 @@ ROWS: dict[str, Row] = {
         records_consistent,
         "continued",
         lambda found: attempts(found, 2, session=0),
-        "attempt 2 goes on behind an earlier target, in the session in which attempt 1 reached it",
+        "attempt 2 goes on after an earlier target, in the session in which attempt 1 reached it",
     ),
     "a leg that left something out": Row(
         records_consistent,
         "continued",
         lambda found: attempts(found, 2, resumed_from_step=13),
-        "attempt 2 began behind step 13, the run had ended at step 12",
+        "attempt 2 began after step 13, the run had ended at step 12",
         right=(lambda found: attempts(found, 2, resumed_from_step=11),),
     ),
     "a completed attempt in the middle": Row(
@@ -312,7 +312,7 @@ def test_final_states_of_different_steps_are_not_compared(judged: Judged) -> Non
 
 
 def test_a_reboot_between_two_legs_is_no_launch_ahead_of_time(judged: Judged) -> None:
-    """Behind it the monotonic clock is far behind what it was when the attempt before ended."""
+    """After it the monotonic clock is far behind what it was when the attempt before ended."""
     found = judged.runs["continued"]
     assert found.sessions[0].boot_id != found.sessions[1].boot_id and found.sessions[1].started_at < found.sessions[0].started_at
     assert time_conserved(Case(found)).status == VALID
@@ -356,6 +356,6 @@ def test_a_run_that_was_continued_twice_must_do_the_same_as_one_that_ended_with_
 
 @pytest.mark.parametrize(("claimed", "compared", "wrong"), [(12, 3, False), (15, 3, False), (16, 4, True)])
 def test_quality_is_held_against_the_reference_as_far_as_the_run_claims_to_equal_it(judged: Judged, claimed: int, compared: int, wrong: bool) -> None:
-    """Behind that step another number of ranks may give other values."""
+    """After that step another number of ranks may give other values."""
     ours, theirs, notes = scored(1, 16, loss=0.5)(judged.runs["evaluated"]), judged.runs["ref"], FindingBuilder("it")
     assert check_against(Case(ours, theirs), theirs, lineage(theirs), claimed, notes) == compared and notes.clean != wrong

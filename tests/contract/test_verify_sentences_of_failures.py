@@ -22,7 +22,7 @@ def both_entries(found: RunRecords) -> tuple[Any, ...]:
 
 
 def more_steps(found: RunRecords) -> RunRecords:
-    """Rank 1 of attempt 0 logged one step more than the one behind which it was killed."""
+    """Rank 1 of attempt 0 logged one step more than the one after which it was killed."""
     lines = found.logs(0).ranks[1]
     last = lines.events[-1]
     more = replace(last, global_step=10, cursor_step=9, at=last.at + 0.02, time=last.time + 0.02)
@@ -151,12 +151,12 @@ FAILURES: dict[str, Row] = {
         lambda found: attempts(found, 1, outcome="resized"),
         "entry 1 fired in attempt 1, which ended well to be resized",
     ),
-    "a step behind the death": Row(failures_once, "blk", more_steps, "entry 0 fired behind step 9, rank 1 went on to step 10"),
+    "a step after the death": Row(failures_once, "blk", more_steps, "entry 0 fired after step 9, rank 1 went on to step 10"),
     "a log that ends before the death": Row(
         failures_once,
         "blk",
         lambda found: logged(found, lambda line: line if line.global_step < 9 else None, 0),
-        "entry 0 fired behind step 9, the log of rank 1 ends at step 8",
+        "entry 0 fired after step 9, the log of rank 1 ends at step 8",
         None,
     ),
     "no log of the dead": Row(
@@ -225,7 +225,7 @@ SURVIVORS: dict[str, Row] = {
         exactly_once,
         "lossy",
         lambda found: attempts(found, 1, resumed_from_step=8),
-        "rank 0 of attempt 0 left behind step 9, attempt 1 goes on behind step 8",
+        "rank 0 of attempt 0 left after step 9, attempt 1 goes on after step 8",
         right=(lambda found: attempts(found, 1, resumed_from_step=8, memory="snapshot"),),
     ),
     "a report of too few layers": Row(
@@ -273,7 +273,7 @@ SURVIVORS: dict[str, Row] = {
         exactly_once,
         "lossy",
         lambda found: rank_line(found, 0, 1, 9, state_digest="cd" * 32),
-        "rank 1 of attempt 0 reports another state behind step 9 than it logged",
+        "rank 1 of attempt 0 reports another state after step 9 than it logged",
         right=(lambda found: rank_line(found, 0, 1, 9, state_digest="ab" * 32), lambda found: rank_line(found, 0, 1, 8, state_digest="cd" * 32)),
     ),
     "a step dropped where none may be": Row(
@@ -291,7 +291,7 @@ SURVIVORS: dict[str, Row] = {
     ),
     **{
         f"another step done again, {step}": Row(
-            exactly_once, "lossy", lambda found, step=step: redone(found, global_step=step), f"is about step {step}, and it left behind step 9"
+            exactly_once, "lossy", lambda found, step=step: redone(found, global_step=step), f"is about step {step}, and it left after step 9"
         )
         for step in (8, 10)
     },

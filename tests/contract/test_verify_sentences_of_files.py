@@ -46,7 +46,7 @@ def latest(**changes: Any) -> Spoil:
 
 
 def written(by: float) -> Spoil:
-    """latest.json, so many seconds behind the commit that it names."""
+    """latest.json, so many seconds after the commit that it names."""
 
     def spoil(run: RunLayout) -> None:
         line = next(line for line in load(run).logs(2).checkpoints.events if (line.event, line.global_step) == ("committed", 24))
@@ -75,7 +75,7 @@ FOLDER: dict[str, tuple[Spoil, str, str | None]] = {
     "a truth for a time": (latest(timestamp=True), f"{WRITTEN} True", INVALID),
     "written before the commit": (written(-0.06), WRITTEN, UNKNOWN),
     "written with the commit": (written(-0.04), WRITTEN, None),
-    "written behind the end": (written_behind_the_end(0.06), WRITTEN, UNKNOWN),
+    "written after the end": (written_behind_the_end(0.06), WRITTEN, UNKNOWN),
     "written at the end": (written_behind_the_end(0.04), WRITTEN, None),
     "another epoch": (latest(epoch=1), "latest.json says epoch 1, step_00000024 is of 2", INVALID),
     "another size": (latest(world_size=1), "latest.json says world_size 1, step_00000024 is of 2", INVALID),

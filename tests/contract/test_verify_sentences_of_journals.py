@@ -57,7 +57,7 @@ def two_boots(found: RunRecords) -> RunRecords:
 
 
 def to_step(found: RunRecords, step: int) -> RunRecords:
-    """The log of attempt 0 ends there, and nobody went on behind the save of step 6."""
+    """The log of attempt 0 ends there, and nobody went on after the save of step 6."""
     found = logged(found, lambda line: line if line.global_step <= step else None, 0)
     return event(found, 0, "released", 6)
 
@@ -195,17 +195,17 @@ ROWS: dict[str, Row] = {
         lambda found: appended(found, 1, "received", 12),
         "'received' of step 12 in the journal of attempt 1 stands there twice",
     ),
-    "received behind its end": Row(
+    "received after its end": Row(
         checkpoints_accounted,
         "blk",
         lambda found: appended(found, 1, "received", 12),
-        "'received' of step 12 in the journal of attempt 1 stands behind its end (committed)",
+        "'received' of step 12 in the journal of attempt 1 stands after its end (committed)",
     ),
-    "submitted behind its end": Row(
+    "submitted after its end": Row(
         checkpoints_accounted,
         "blk",
         lambda found: appended(found, 1, "submitted", 12),
-        "'submitted' of step 12 in the journal of attempt 1 stands behind its end (committed)",
+        "'submitted' of step 12 in the journal of attempt 1 stands after its end (committed)",
     ),
     "never submitted": Row(
         checkpoints_accounted,

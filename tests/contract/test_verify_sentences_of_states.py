@@ -124,7 +124,7 @@ STATES: dict[str, Row] = {
     },
     **{
         f"an end of other {name}": Row(
-            state_consistent, "states", ends(1, **{name: OTHER}), f"the end of rank 1 differs in {name} from what it logged behind step 24"
+            state_consistent, "states", ends(1, **{name: OTHER}), f"the end of rank 1 differs in {name} from what it logged after step 24"
         )
         for name in RANK_COMPONENTS
     },
@@ -144,7 +144,7 @@ STATES: dict[str, Row] = {
         state_consistent,
         "states",
         components(1, 1, 12, "rng", OTHER),
-        "checkpoints/step_00000012 differs in rng from what rank 1 logged behind step 12",
+        "checkpoints/step_00000012 differs in rng from what rank 1 logged after step 12",
     ),
     "an end of one rank": Row(
         state_consistent,
@@ -156,14 +156,14 @@ STATES: dict[str, Row] = {
         state_consistent,
         "states",
         lambda found: rank_line(found, 1, 1, 8, components=None, state_digest=None),
-        "attempt 1 rank 1: no digest of the state behind step 8, where it is due (1 such)",
+        "attempt 1 rank 1: no digest of the state after step 8, where it is due (1 such)",
         UNKNOWN,
     ),
     "no learning rate": Row(
         state_consistent,
         "states",
         lambda found: rank_line(found, 1, 1, 8, lr=None),
-        "attempt 1 rank 1: no digest of the state behind step 8, where it is due (1 such)",
+        "attempt 1 rank 1: no digest of the state after step 8, where it is due (1 such)",
         UNKNOWN,
     ),
     "restored by who began with nothing": Row(
@@ -210,7 +210,7 @@ STATES: dict[str, Row] = {
             state_restored,
             "states",
             saved(1, **{name: OTHER}),
-            f"attempt 1 resumed from other {name} than rank 0 logged behind step 6 of attempt 0",
+            f"attempt 1 resumed from other {name} than rank 0 logged after step 6 of attempt 0",
         )
         for name in ("parameters", "buffers", "optimizer", "train")
     },
@@ -271,7 +271,7 @@ STATES: dict[str, Row] = {
 
 
 def waited(found: RunRecords, **changes: Any) -> RunRecords:
-    """Rank 0 waited for the copy of step 18, for the first 5 ms of its 20 ms of computing behind the save."""
+    """Rank 0 waited for the copy of step 18, for the first 5 ms of its 20 ms of computing after the save."""
     spans = found.logs(1).spans.events
     place = next(n for n, each in enumerate(spans) if each.category == "compute" and each.global_step == 19)
     start, own = spans[place].start, spans[place]
@@ -286,7 +286,7 @@ SECONDS: dict[str, Row] = {
         time_conserved,
         "blk",
         lambda found: waited(found, stall_parts={"barrier": 0.005}),
-        "the stall of step 18 in attempt 1 has ['barrier'] as what was waited for behind it, not copy_wait",
+        "the stall of step 18 in attempt 1 has ['barrier'] as what was waited for after it, not copy_wait",
         None,
     ),
     "a wait that its part does not add up to": Row(
@@ -340,8 +340,8 @@ SECONDS: dict[str, Row] = {
         lambda found: span(found, 1, 0, category="import"),
         "the spans of attempt 1 rank 0 begin with import of step 0",
     ),
-    "a step booked behind the next": Row(
-        time_conserved, "blk", lambda found: span(found, 1, 3, global_step=9), "attempt 1 rank 0 books step 7 behind step 9"
+    "a step booked after the next": Row(
+        time_conserved, "blk", lambda found: span(found, 1, 3, global_step=9), "attempt 1 rank 0 books step 7 after step 9"
     ),
     "a step logged in what is no computing": Row(
         time_conserved,

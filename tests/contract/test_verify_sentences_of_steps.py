@@ -141,7 +141,7 @@ ROWS: dict[str, Row] = {
         exactly_once,
         "blk",
         lambda found: logged(found, lambda line: None if (line.global_step, line.rank) == (7, 1) else line, 1),
-        "attempt 1 rank 1 began with step 8, the attempt resumed behind step 6",
+        "attempt 1 rank 1 began with step 8, the attempt resumed after step 6",
     ),
     "a step that nobody could have seen": Row(
         records_consistent,
@@ -154,7 +154,7 @@ ROWS: dict[str, Row] = {
         records_consistent,
         "blk",
         lambda found: ordered(found, 2, max_step_seen=19),
-        "attempt 2 was ordered as if no step behind 19 had been done, supervisor.json says step 20",
+        "attempt 2 was ordered as if no step after 19 had been done, supervisor.json says step 20",
     ),
     "an order of another attempt": Row(
         records_consistent, "blk", lambda found: ordered(found, 1, attempt=2), "launch.json of attempt 1 is of attempt 2"
@@ -163,7 +163,7 @@ ROWS: dict[str, Row] = {
         records_consistent,
         "blk",
         lambda found: ordered(found, 2, resume_step=12),
-        "attempt 2 was told to resume behind step 12, supervisor.json says step 18",
+        "attempt 2 was told to resume after step 12, supervisor.json says step 18",
     ),
     "a first step that was another": Row(
         records_consistent,

@@ -314,13 +314,13 @@ def test_the_worst_note_opens_and_the_rest_is_counted() -> None:
     for n in range(SHOWN + 2):
         more.broken(f"b{n}")
     notes.add_all(more)
-    finding = notes.finding("kept", ["behind"])
-    assert finding == Finding("it", INVALID, "Broke promise: it - b0", (*(f"b{n}" for n in range(1, SHOWN)), "and 3 more", "behind"))
+    finding = notes.finding("kept", ["after"])
+    assert finding == Finding("it", INVALID, "Broke promise: it - b0", (*(f"b{n}" for n in range(1, SHOWN)), "and 3 more", "after"))
     few = FindingBuilder("it")
     for n in range(SHOWN):
         few.missing(f"m{n}")
     assert few.finding("").evidence == tuple(f"m{n}" for n in range(1, SHOWN)) and not few.clean
-    assert FindingBuilder("it").finding("kept", ["behind"]) == Finding("it", VALID, "kept", ("behind",))
+    assert FindingBuilder("it").finding("kept", ["after"]) == Finding("it", VALID, "kept", ("after",))
     assert worst(["valid", "unknown", "not checked"]) == "unknown" and worst(["not checked", "valid"]) == "valid"
     assert counted([]) == "no promise checked"
 

@@ -21,7 +21,7 @@ from tests.runs.spoilt import attempts
 def shrunk(
     folder: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, on_node_loss: str, steps: tuple[int, ...] = (15,), harmless: int = -1
 ) -> RunLayout:
-    """Two ranks die behind step 15; one goes on behind the checkpoint of step 12, because the node of the other does not answer.
+    """Two ranks die after step 15; one goes on after the checkpoint of step 12, because the node of the other does not answer.
 
     `harmless`: the entry of the plan that misses its rank.
     """

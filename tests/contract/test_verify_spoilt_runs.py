@@ -162,7 +162,7 @@ def test_the_verdict_says_what_was_found(verdict_on: Callable[[str], Verdict], n
 
 
 def test_a_failure_that_strikes_where_an_attempt_resumes_needs_no_line_of_it(sweep: Path) -> None:
-    """Attempt 0 was stopped behind step 6 and before the fault; attempt 1 resumed there and was struck at once."""
+    """Attempt 0 was stopped after step 6 and before the fault; attempt 1 resumed there and was struck at once."""
     layout = RunLayout(sweep / "blk")
     edit_json(layout.fired_entry(0), lambda fired: fired | {"attempt": 1, "global_step": 6})
     for rank in range(2):

@@ -45,7 +45,7 @@ def told(finding: Finding) -> str:
 def test_an_untouched_run_is_valid(recorded: Path, name: str) -> None:
     verdict = verify_run(recorded / name, recorded / ("blk" if name == "ref" else "ref") if name != "ref" else None)
     assert verdict.status == VALID and found(verdict).status == VALID, render(verdict)
-    assert found(verdict).message.startswith("ranks agree behind 24 steps and at the end; the learning rate on"), render(verdict)
+    assert found(verdict).message.startswith("ranks agree after 24 steps and at the end; the learning rate on"), render(verdict)
 
 
 @pytest.mark.parametrize("name", SPOILT_STATES)
@@ -75,7 +75,7 @@ def test_digests_that_are_due_are_asked_for(sweep: Path, name: str) -> None:
 def test_digests_that_are_not_due_may_be_left_out(sweep: Path) -> None:
     without_undue_digests(RunLayout(sweep / "auto"))
     finding = found(verify_run(sweep / "auto", sweep / "ref"))
-    assert finding.status == VALID and finding.message.startswith("ranks agree behind 11 steps and at the end"), finding
+    assert finding.status == VALID and finding.message.startswith("ranks agree after 11 steps and at the end"), finding
 
 
 def test_a_difference_behind_steps_without_digests_is_told_as_the_latest(sweep: Path) -> None:
@@ -113,7 +113,7 @@ def test_ranks_whose_buffers_the_strategy_makes_equal_must_end_with_equal_ones(s
 
 
 def test_an_attempt_without_a_step_of_its_own_ends_with_rank_0s_buffers_on_every_rank(tmp_path: Path) -> None:
-    """Killed behind the target's checkpoint. Nobody runs another forward pass, so that rank 1 does not get its own statistics back."""
+    """Killed after the target's checkpoint. Nobody runs another forward pass, so that rank 1 does not get its own statistics back."""
     own = {1: "1" * 64}
     keys = {"precision": "fp16", "state_digests": "true"}
     ref = StateBuilder(tmp_path / "ref", replace(config_of("ref"), **keys), own_buffers=own).build()
@@ -137,7 +137,7 @@ def test_an_attempt_without_a_step_of_its_own_ends_with_rank_0s_buffers_on_every
 def test_a_whole_checkpoint_that_no_rank_could_restore_is_refused_and_recovery_falls_back(
     tmp_path: Path, name: str, change: Callable[[dict[str, Any]], Any]
 ) -> None:
-    """Every hash is right. The attempt behind the death resumes from the checkpoint before, and the judge finds the refusal right."""
+    """Every hash is right. The attempt after the death resumes from the checkpoint before, and the judge finds the refusal right."""
     config = replace(config_of("blk", "kill", (9, 20), 1), state_digests="true")
     run = StateBuilder(tmp_path / "blk", config, change=change, spoilt_step=18).build()
     refused = json.loads(run.supervisor.read_text())["attempts"][2]

@@ -59,7 +59,7 @@ def test_what_gives_samples_up_is_valid_where_they_are_on_record_and_equal_up_to
     assert verdict.status == VALID, render(verdict)
     assert "188 applied to every layer, 0 replayed, 4 on record as lost" in found(verdict, ONCE).message
     finding = found(verdict, TRAJECTORY)
-    assert "equal to ref in every loss of the 8 steps before samples were lost; not claimed behind them" in finding.message
+    assert "equal to ref in every loss of the 8 steps before samples were lost; not claimed after them" in finding.message
     told = "\n".join(finding.evidence)
     assert "step 9 (attempt 0): 2 samples of ranks [2] are on record as lost on 2 layers (lossy_forward)" in told
     assert "world size 2 from step 10 on, 4 in the reference" in told and "of the final state differ: parameters" in told
@@ -103,7 +103,7 @@ def test_one_that_died_with_nothing_owed_needs_no_lost_samples_record(tmp_path: 
 
 
 def test_who_reports_need_not_be_who_is_gone_on_with(recorded: Path, tmp_path: Path) -> None:
-    """All went back to a snapshot in memory, which was taken behind an earlier step than the survivors had come to."""
+    """All went back to a snapshot in memory, which was taken after an earlier step than the survivors had come to."""
     run = RunLayout(Path(shutil.copytree(recorded / "2" / "spared", tmp_path / "spared", symlinks=True)))
     of_attempt(continues=0, memory="snapshot", snapshot_sha256="a" * 64, resumed_from=None)(run)
     finding = found(verify_run(run.root, recorded / "2" / "ref"), ONCE)
@@ -111,7 +111,7 @@ def test_who_reports_need_not_be_who_is_gone_on_with(recorded: Path, tmp_path: P
 
 
 def test_survivors_that_come_apart_later_are_seen(lossy: RunLayout) -> None:
-    """Whatever buffers they have: behind each step all have the leader's. Nothing else compares them behind a loss."""
+    """Whatever buffers they have: after each step all have the leader's. Nothing else compares them after a loss."""
     for rank in range(2):
         edit_lines(lossy.attempt(1).rank(rank), lambda line, rank=rank: line | {"state_digest": f"{rank if line['global_step'] > 19 else 2:064x}"})  # type: ignore[misc]
     edit_json(lossy.attempt(1).final, lambda final: final | {"buffers_digest": "e" * 64})
@@ -191,7 +191,7 @@ def dies_earlier(run: RunLayout) -> None:
 
 
 def dies_before_its_line(run: RunLayout) -> None:
-    """Rank 3 dies behind the exchange of step 8 and before it logs that step; step 9 is done without it."""
+    """Rank 3 dies after the exchange of step 8 and before it logs that step; step 9 is done without it."""
     edit_lines(run.attempt(0).rank(3), lambda line: line if line["global_step"] < 8 else None)
 
 
@@ -234,7 +234,7 @@ SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
         lambda run: [no_file("survivor_report", rank)(run) for rank in range(2)],
         ONCE,
         INVALID,
-        "attempt 1 goes on behind step 9 of attempt 0, and no survivor reports",
+        "attempt 1 goes on after step 9 of attempt 0, and no survivor reports",
     ),
     "a last line that not all vouch for": (no_file("survivor_report", 1), ONCE, UNKNOWN, "the log ends before step 9 of attempt 0 rank 2"),
     "a torn survivor report": (lambda run: tear(run.attempt(0).survivor_report(1)), ONCE, UNKNOWN, "the survivor report of attempt 0 rank 1 is torn"),
@@ -264,7 +264,7 @@ SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
     "a living rank named as lost": (redone(lost=[1]), ONCE, INVALID, "names rank 1 as lost, which it says is left"),
     "a dead rank did it again": (redone(left=[0, 1, 2]), ONCE, INVALID, "count 1 time too"),
     "done again by fewer": (redone(left=[0]), ONCE, INVALID, "says that rank 0 did step 9 to its end, and that ranks [0, 1] are left"),
-    "done again in another step": (redone(global_step=8), ONCE, INVALID, "is about step 8, and it left behind step 9"),
+    "done again in another step": (redone(global_step=8), ONCE, INVALID, "is about step 8, and it left after step 9"),
     "more buckets than layers": (redone(buckets=3), ONCE, INVALID, "has bucket 1 of 3 done again and names the layers of 2"),
     "another first bucket": (redone(first=2), ONCE, INVALID, "the lost-samples record of attempt 0 names rank 2, which lost nothing"),
     "a step that the lines deny": (
@@ -277,7 +277,7 @@ SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
         elsewhere,
         ONCE,
         INVALID,
-        "attempt 1 goes on behind step 9 of attempt 0, and those who outlived others left it behind step 8",
+        "attempt 1 goes on after step 9 of attempt 0, and those who outlived others left it after step 8",
     ),
     "a lost rank logged the step": (logged_after_all, ONCE, INVALID, "claims that rank 3 was lost in step 9, which that rank logged"),
     "a dead rank's log ends too soon": (dies_earlier, ONCE, UNKNOWN, "the log ends before steps 7 to 9 of attempt 0 rank 3"),
@@ -377,14 +377,14 @@ SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
         "attempt 0 died under lossy_forward",
     ),
     "another memory": (of_attempt(memory="hearsay"), RECORDS, INVALID, "attempt 1 continues attempt 0 from hearsay memory"),
-    "another attempt's memory": (of_attempt(continues=1), ONCE, INVALID, "attempt 1 goes on behind step 9 of attempt 1, which is not before it"),
-    "behind another step": (
+    "another attempt's memory": (of_attempt(continues=1), ONCE, INVALID, "attempt 1 goes on after step 9 of attempt 1, which is not before it"),
+    "after another step": (
         of_attempt(resumed_from_step=8),
         ONCE,
         INVALID,
-        "rank 0 of attempt 0 left behind step 9, attempt 1 goes on behind step 8",
+        "rank 0 of attempt 0 left after step 9, attempt 1 goes on after step 8",
     ),
-    "a forged line behind the survival": (
+    "a forged line after the survival": (
         lambda run: edit_lines(run.attempt(1).rank(1), at_step(11, seconds=0.5)),
         RECORDS,
         INVALID,
@@ -433,7 +433,7 @@ ROLLED_BACK: dict[str, tuple[Spoil, str, str, str]] = {
         of_attempt(memory="snapshot", resumed_from_step=5),
         NO_BAD,
         INVALID,
-        "went on from memory behind step 5 although step 6 was committed",
+        "went on from memory after step 5 although step 6 was committed",
     ),
 }
 
@@ -490,4 +490,4 @@ def test_damage_to_what_nobody_went_back_to_is_not_owed(tmp_path: Path) -> None:
     RunBuilder(tmp_path / "ref", config_of("ref")).build()
     verdict = verify_run(run.root)
     assert verdict.status == VALID, render(verdict)
-    assert "entry 2 did not fire: no attempt behind step 14 chose a checkpoint" in found(verdict, FAILURES).evidence
+    assert "entry 2 did not fire: no attempt after step 14 chose a checkpoint" in found(verdict, FAILURES).evidence

@@ -29,7 +29,7 @@ NEAR, FAR = 0.5e-6, 2e-6  # of clock readings: rounding is 1e-6
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecords]:
-    """`blk`: killed behind steps 9 and 20, resumed from 6 and from 18. `lossy`: of four ranks two die in step 9. `states`: as `blk`, with the state
+    """`blk`: killed after steps 9 and 20, resumed from 6 and from 18. `lossy`: of four ranks two die in step 9. `states`: as `blk`, with the state
     of each rank."""
     folder = tmp_path_factory.mktemp("runs")
     return {"blk": load(build_blk(folder)), "lossy": load(build_lossy(folder)), "states": load(build_states(folder / "states", "blk"))}
@@ -69,7 +69,7 @@ def rank_line(step: int, rank: int, number: int, change: Callable[[RankLine], Ra
 
 
 def dated(step: int, rank: int, number: int, at: Callable[[RunRecords], float], sign: int = 1) -> Shift:
-    """The line of a rank, at so many seconds behind (`sign` -1: before) an instant."""
+    """The line of a rank, at so many seconds after (`sign` -1: before) an instant."""
     return lambda found, by: rank_line(step, rank, number, lambda line: replace(line, at=at(found) + sign * by))(found)
 
 
@@ -106,7 +106,7 @@ def fired(found: RunRecords, place: int, **changes: float) -> RunRecords:
 
 
 def own_clock_late(by: float) -> float:
-    """The first launch is 0.095 s behind the start of the session: of these the wall clock may be apart by 0.05 s and a tenth."""
+    """The first launch is 0.095 s after the start of the session: of these the wall clock may be apart by 0.05 s and a tenth."""
     return 0.05 + 0.1 * 0.095 + by
 
 
@@ -116,10 +116,10 @@ BOUNDS: dict[str, Bound] = {
         lambda found, by: attempts(found, 0, launched_at=found.sessions[0].started_at - by),
         "attempt 0 was launched 0.000 s before its session began",
     ),
-    "an end behind its session": Bound(
+    "an end after its session": Bound(
         time_conserved, lambda found, by: attempts(found, 2, ended_at=session_end(found) + by), "attempt 2 ended 0.000 s after its session"
     ),
-    "a launch behind its session, and no end": Bound(
+    "a launch after its session, and no end": Bound(
         time_conserved,
         lambda found, by: attempts(found, 2, launched_at=session_end(found) + by, ended_at=None),
         "attempt 2 ended 0.000 s after its session",
@@ -176,7 +176,7 @@ BOUNDS: dict[str, Bound] = {
         lambda found, by: attempts(found, 0, ended_at=found.attempts[1].launched_at + by),
         "attempt 1 was launched 0.000 s before attempt 0 ended",
     ),
-    "an order behind its launch": Bound(
+    "an order after its launch": Bound(
         time_conserved,
         lambda found, by: ordered(found, 1, at=found.attempts[1].launched_at + by),
         "launch.json of attempt 1 was written 0.000 s after the launch",
@@ -194,20 +194,20 @@ BOUNDS: dict[str, Bound] = {
         dated(7, 1, 1, lambda found: found.attempts[1].launched_at, -1),
         "step 7 of attempt 1 rank 1 is dated 0.000 s before the attempt was launched",
     ),
-    "a line behind the next launch": Bound(
+    "a line after the next launch": Bound(
         time_conserved,
         dated(9, 1, 0, lambda found: found.attempts[1].launched_at),
         "step 9 of attempt 0 rank 1 is dated 0.000 s after the attempt was over",
     ),
-    "a line behind the end of the session": Bound(
+    "a line after the end of the session": Bound(
         time_conserved, dated(24, 1, 2, session_end), "step 24 of attempt 2 rank 1 is dated 0.000 s after the attempt was over"
     ),
-    "a checkpoint line behind the next launch": Bound(
+    "a checkpoint line after the next launch": Bound(
         time_conserved,
         lambda found, by: journal("released", 6, 0, lambda line: replace(line, at=found.attempts[1].launched_at + by))(found),
         "the released line of step 6 of attempt 0 is dated 0.000 s after the attempt was over",
     ),
-    "a committed line behind whoever could write it": Bound(
+    "a committed line after whoever could write it": Bound(
         time_conserved,
         lambda found, by: journal("committed", 6, 0, lambda line: replace(line, at=found.attempts[1].launched_at + by))(found),
         "the committed line of step 6 of attempt 0 is dated 0.000 s after whoever could write it was over",
@@ -232,7 +232,7 @@ BOUNDS: dict[str, Bound] = {
         lambda found, by: journal("committed", 12, 1, lambda line: replace(line, write_s=0.03 - line.commit_s + by))(found),
         "step 12 of attempt 1 was saved in 0.030002 s of writing between two instants 0.030000 s apart",
     ),
-    "a survivor report behind the next launch": Bound(
+    "a survivor report after the next launch": Bound(
         time_conserved,
         lambda found, by: left(
             found,
@@ -262,7 +262,7 @@ BOUNDS: dict[str, Bound] = {
         1e-9,
         0.0,
     ),
-    "a failure behind the last session": Bound(
+    "a failure after the last session": Bound(
         time_conserved, lambda found, by: fired(found, 1, at=session_end(found) + by), "when no supervisor was there"
     ),
     "a failure before the first session": Bound(
@@ -288,12 +288,12 @@ BOUNDS: dict[str, Bound] = {
         lambda found, by: span_of(found, 1, 0, start=found.attempts[1].launched_at - by),
         "the spans of attempt 1 rank 0 begin before the launch",
     ),
-    "spans behind the next launch": Bound(
+    "spans after the next launch": Bound(
         time_conserved,
         lambda found, by: span_of(found, 0, -1, end=found.attempts[1].launched_at + by),
         "the spans of attempt 0 rank 0 end 0.000002 s after its process was over",
     ),
-    "spans behind the end of an attempt that ended well": Bound(
+    "spans after the end of an attempt that ended well": Bound(
         time_conserved,
         lambda found, by: span_of(found, 2, -1, end=ended(found, 2) + by),
         "the spans of attempt 2 rank 0 end 0.000002 s after its process was over",
@@ -303,7 +303,7 @@ BOUNDS: dict[str, Bound] = {
         lambda found, by: left(found, 2, final=replace(found.final, at=found.final.at - by)),  # type: ignore[union-attr,type-var]
         "final.json ends the clock +0.000002 s from where rank 0 of attempt 2 ended its work",
     ),
-    "the clock stopped behind the last work": Bound(
+    "the clock stopped after the last work": Bound(
         time_conserved,
         lambda found, by: left(found, 2, final=replace(found.final, at=found.final.at + by)),  # type: ignore[union-attr,type-var]
         "final.json ends the clock -0.000002 s from where rank 0 of attempt 2 ended its work",
@@ -315,10 +315,10 @@ BOUNDS: dict[str, Bound] = {
         59.0,
         61.0,
     ),
-    "a last line of rank 0 behind the final record": Bound(
+    "a last line of rank 0 after the final record": Bound(
         time_conserved,
         lambda found, by: dated(24, 0, 2, lambda run: run.final.at)(found, by),  # type: ignore[union-attr]
-        "rank 0 logged step 24 0.000002 s behind the end of final.json",
+        "rank 0 logged step 24 0.000002 s after the end of final.json",
     ),
     "a stall shorter than its spans": Bound(
         time_conserved,
@@ -369,7 +369,7 @@ BOUNDS: dict[str, Bound] = {
         0.0009,
         0.0011,
     ),
-    "a failure behind the death that it was": Bound(
+    "a failure after the death that it was": Bound(
         failures_once,
         lambda found, by: fired(found, 0, at=ended(found, 0) + by),
         "entry 0 (kill) fired 0.001 s after attempt 0 was over",
@@ -440,7 +440,7 @@ def test_a_wall_clock_that_was_never_set_is_no_evidence(early: float, status: st
 
 @pytest.mark.parametrize(("seconds", "steps", "status"), [(1.0, 3, VALID), (1.0, 4, INVALID), (30.0, 4, VALID), (30.0, 5, INVALID)])
 def test_a_clock_is_set_three_times_and_once_more_every_ten_minutes(seconds: float, steps: int, status: str) -> None:
-    """23 readings, in 22 s or in eleven minutes; the clock is put on by a minute behind every fourth."""
+    """23 readings, in 22 s or in eleven minutes; the clock is put on by a minute after every fourth."""
     finding = agreement(every(seconds, 23, lambda at: 60.0 * min(steps, int(at / seconds / 4))))
     assert finding.status == status, finding
     if status == INVALID:

@@ -112,9 +112,9 @@ def test_the_noise_floor_of_two_equal_runs_is_none(sweep: Path) -> None:
     assert told(same_trajectory(Case(run, ref, floor=(ref, other))), "noise floor: ref and ref, both undisturbed, differ from step 7")
 
 
-@pytest.mark.parametrize(("step", "status", "words"), [(11, UNKNOWN, "attempt 1 died, attempt 2 went on behind step 10"), (9, VALID, "")])
+@pytest.mark.parametrize(("step", "status", "words"), [(11, UNKNOWN, "attempt 1 died, attempt 2 went on after step 10"), (9, VALID, "")])
 def test_a_recovery_from_where_the_sizes_part_is_vouched_for_by_nobody(sweep: Path, tmp_path: Path, step: int, status: str, words: str) -> None:
-    """Behind step 10 one rank is left; who dies in step 11 goes on from the checkpoint of step 10."""
+    """After step 10 one rank is left; who dies in step 11 goes on from the checkpoint of step 10."""
     config = replace(config_of("elastic", "kill", (step,)), elastic=ElasticConfig(schedule={10: 1}))
     run = load(RunBuilder(tmp_path / "elastic", config).build())
     assert_said(same_trajectory(Case(run, read(sweep, "ref"))), status, words)
@@ -160,7 +160,7 @@ def test_a_run_that_skips_steps_is_no_undisturbed_one(sweep: Path) -> None:
     unstruck = load(RunBuilder(sweep / "unstruck", replace(config_of("unstruck"), elastic=ElasticConfig(schedule={10: 1, 20: 2}))).build())
     assert disturbance(unstruck) == ""
     gap = attempts(unstruck, 1, last_step=19)
-    assert disturbance(gap) == "attempt 2 began behind step 20, attempt 1 reached step 19" and not uninterrupted(gap)
+    assert disturbance(gap) == "attempt 2 began after step 20, attempt 1 reached step 19" and not uninterrupted(gap)
     late = attempts(ref, 0, resumed_from_step=3)
     assert disturbance(late) == "attempt 0 began at step 3 and names no checkpoint" and not uninterrupted(late)
 
@@ -273,7 +273,7 @@ def test_a_component_that_a_line_lacks_is_no_equal_one(sweep: Path) -> None:
         rest = {name: value for name, value in (line.components or {}).items() if name != "rng"}
         return replace(line, components=rest) if (line.global_step, line.rank) == (6, 1) else line
 
-    assert_said(state_restored(Case(logged(run, without))), INVALID, "attempt 1 resumed from other rng than rank 1 logged behind step 6 of attempt 0")
+    assert_said(state_restored(Case(logged(run, without))), INVALID, "attempt 1 resumed from other rng than rank 1 logged after step 6 of attempt 0")
 
 
 # Checkpoints and states
@@ -354,7 +354,7 @@ def test_an_attempt_that_is_resized_has_committed_its_last_step(sweep: Path, ste
         return replace(line, event="lost", **bare) if (line.event, line.global_step) == ("committed", step) else line  # type: ignore[arg-type]
 
     run = left(run, resized.attempt, checkpoints=kept(run.logs(resized.attempt).checkpoints, lost))
-    words = f"attempt {resized.attempt} was resized behind step 20, which it did not commit"
+    words = f"attempt {resized.attempt} was resized after step 20, which it did not commit"
     assert told(checkpoints_accounted(Case(run)), words) == (status == INVALID)
 
 
@@ -476,7 +476,7 @@ def test_who_had_died_is_not_reported_as_living(sweep: Path) -> None:
 
 def test_who_goes_on_left_behind_the_step_that_is_gone_on_with(sweep: Path) -> None:
     run = attempts(read(sweep, "lossy"), 1, resumed_from_step=8)
-    assert_said(exactly_once(Case(run)), INVALID, "rank 0 of attempt 0 left behind step 9, attempt 1 goes on behind step 8")
+    assert_said(exactly_once(Case(run)), INVALID, "rank 0 of attempt 0 left after step 9, attempt 1 goes on after step 8")
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -645,7 +645,7 @@ def test_memory_is_gone_on_with_unless_a_newer_checkpoint_is_there(left_behind: 
     notes = FindingBuilder("it")
     there = cast("Any", {left_behind: None})
     _check_fresh(cast("Any", SimpleNamespace(attempt=1, memory="survivors", resumed_from_step=6)), there, there, notes)
-    words = "attempt 1 went on from memory behind step 6 although step 7 was committed and is on no record as refused" if status == INVALID else ""
+    words = "attempt 1 went on from memory after step 6 although step 7 was committed and is on no record as refused" if status == INVALID else ""
     assert_said(notes.finding(""), status, words)
 
 

@@ -28,19 +28,19 @@ Check = Callable[[Case], Finding]
 
 @pytest.fixture(scope="module")
 def blk(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
-    """Killed behind steps 9 and 20, resumed from 6 and from 18."""
+    """Killed after steps 9 and 20, resumed from 6 and from 18."""
     return load(build_blk(tmp_path_factory.mktemp("blk")))
 
 
 @pytest.fixture(scope="module")
 def elastic(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
-    """Killed behind steps 8 and 15, 2 -> 1 -> 2 ranks behind steps 10 and 20."""
+    """Killed after steps 8 and 15, 2 -> 1 -> 2 ranks after steps 10 and 20."""
     return load(build_elastic(tmp_path_factory.mktemp("elastic")))
 
 
 @pytest.fixture(scope="module")
 def bereft(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
-    """The supervisor was killed in attempt 0, whose end nobody saw, and behind attempt 1: three sessions."""
+    """The supervisor was killed in attempt 0, whose end nobody saw, and after attempt 1: three sessions."""
     return load(build_bereft(tmp_path_factory.mktemp("bereft")))
 
 
@@ -56,7 +56,7 @@ def restarted(found: RunRecords) -> RunRecords:
 
 
 def ended_late(at: float) -> Records:
-    """Rank 1 is killed so many seconds behind the final record, and the entry that did it says when."""
+    """Rank 1 is killed so many seconds after the final record, and the entry that did it says when."""
 
     def change(found: RunRecords) -> RunRecords:
         assert found.final is not None
@@ -125,12 +125,12 @@ CONTRADICTED: dict[str, tuple[Check, Records, str]] = {
         lambda found: attempts(found, 2, outcome="resized"),
         "attempt 2 was resized and none follows it",
     ),
-    "given up behind a stop": (
+    "given up after a stop": (
         records_consistent,
         lambda found: supervised(attempts(found, 2, outcome="stopped"), terminal_status="gave_up"),
         "the last attempt was stopped, and the run gave_up",
     ),
-    "refused behind a stop": (
+    "refused after a stop": (
         records_consistent,
         lambda found: supervised(attempts(found, 2, outcome="stopped"), terminal_status="refused"),
         "the last attempt was stopped, and the run refused",
@@ -140,7 +140,7 @@ CONTRADICTED: dict[str, tuple[Check, Records, str]] = {
         lambda found: supervised(found, terminal_status="gave_up"),
         "the last attempt completed, and the run gave_up",
     ),
-    "an attempt behind one that still runs": (
+    "an attempt after one that still runs": (
         records_consistent,
         lambda found: attempts(found, 0, outcome="running"),
         "attempt 0 is still running, and attempt 1 follows it in the same session",
@@ -198,7 +198,7 @@ CONTRADICTED: dict[str, tuple[Check, Records, str]] = {
         lambda found: attempts(found, 0, launched_at=found.sessions[0].started_at - 0.25),
         "attempt 0 was launched 0.250 s before its session began",
     ),
-    "an end behind its session": (
+    "an end after its session": (
         time_conserved,
         lambda found: attempts(found, 2, ended_at=(found.sessions[0].ended_at or 0.0) + 0.25),
         "attempt 2 ended 0.250 s after its session",
@@ -218,7 +218,7 @@ CONTRADICTED: dict[str, tuple[Check, Records, str]] = {
         lambda found: attempts(found, 0, ended_at=found.attempts[1].launched_at + 0.25),
         "attempt 1 was launched 0.250 s before attempt 0 ended",
     ),
-    "an order behind its launch": (
+    "an order after its launch": (
         time_conserved,
         lambda found: ordered(found, 1, at=found.attempts[1].launched_at + 0.25),
         "launch.json of attempt 1 was written 0.250 s after the launch",
@@ -337,7 +337,7 @@ def test_what_is_unusual_has_one_status(blk: RunRecords, name: str) -> None:
 
 @pytest.mark.parametrize(("lines", "wrong"), [(1, False), (2, True)])
 def test_a_rank_may_log_one_step_in_the_silence_before_it_is_taken_for_hung(blk: RunRecords, lines: int, wrong: bool) -> None:
-    """It writes the line behind its last heartbeat."""
+    """It writes the line after its last heartbeat."""
     ended, silent = blk.attempts[0].ended_at, blk.logs(0).ranks[0].events[-lines]
     assert ended is not None
     found = hung(waited_s=ended - silent.at + 0.001)(blk)
@@ -386,7 +386,7 @@ def test_a_remote_rank_without_a_line_says_nothing_of_its_clock(blk: RunRecords)
 
 
 def test_steps_of_a_remote_rank_do_not_overlap_by_its_own_clock(blk: RunRecords) -> None:
-    """A step takes 0.02 s, 0.005 s behind the one before."""
+    """A step takes 0.02 s, 0.005 s after the one before."""
     overlapping = rank_line(ordered(blk, 0, nodes=("a", "b")), 0, 1, 5, seconds=0.125)
     finding = time_conserved(Case(overlapping))
     words = "step 5 of attempt 0 rank 1 began 0.100000 s before what came before it was over, by its own 0.125000 s"
@@ -395,7 +395,7 @@ def test_steps_of_a_remote_rank_do_not_overlap_by_its_own_clock(blk: RunRecords)
 
 @pytest.mark.parametrize(("reboots", "wrong"), [(False, True), (True, False)])
 def test_spans_may_go_on_behind_the_last_line_where_the_machine_lost_power(blk: RunRecords, reboots: bool, wrong: bool) -> None:
-    """The lines of rank 1 behind step 5 are gone."""
+    """The lines of rank 1 after step 5 are gone."""
     cut = logged(blk, lambda line: line if line.rank == 0 or line.global_step <= 5 else None)
     if reboots:
         cut = supervised(cut, sessions=(*cut.sessions, replace(cut.sessions[0], boot_id="another", started_at=5000.0)))

@@ -17,7 +17,7 @@ _CHOICE = """
     module.Session.__init__ = spoilt
 """
 
-# One process may supervise several runs, one after the other: what is patched for one is put back behind it.
+# One process may supervise several runs, one after the other: what is patched for one is put back after it.
 _SUPERVISED = """
     run = module.Supervisor.run
     def spoilt(self, lock):

@@ -23,7 +23,7 @@ FP16: Keys = CNN | {"precision": "fp16", "state_digests": "auto"}
 
 @dataclass(frozen=True)
 class StateBug:
-    """`module` is spoilt by `body` in every process of the run. `steps`: behind which rank 1 is killed; checkpoints are taken every 6 of 12 steps.
+    """`module` is spoilt by `body` in every process of the run. `steps`: after which rank 1 is killed; checkpoints are taken every 6 of 12 steps.
     `promise` must be `status`, and the verdict must say `words`. `in_model`: the bug is the user's model, so that the reference has it too.
     """
 
@@ -54,7 +54,7 @@ def _last_train_json(change: str) -> str:
 
 
 def _after_restore(change: str) -> str:
-    """`change` is done behind everything that a rank restores; `train`: what train.json said."""
+    """`change` is done after everything that a rank restores; `train`: what train.json said."""
     return f"""
     rest = module.TrainState._restore_rest
     def spoilt(self, tensors, train):

@@ -40,7 +40,7 @@ plain = job.Accelerator
 job.Accelerator = lambda **more: adapters.recorded(plain(**more))
 """,
 }
-# All arms in one process, which begins a new record where the folder changes: the last one goes on behind the planned failure of the first.
+# All arms in one process, which begins a new record where the folder changes: the last one goes on after the planned failure of the first.
 ARMS = """
 import json, os, sys
 folder, failure = sys.argv[1:]

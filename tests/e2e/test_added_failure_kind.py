@@ -49,7 +49,7 @@ class TestAnAddedKind(FailureKindContract):
 
 @pytest.fixture(scope="module")
 def recovered(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one rank that crashes behind step 3 of 6; a checkpoint every two."""
+    """A run of one rank that crashes after step 3 of 6; a checkpoint every two."""
     folder = tmp_path_factory.mktemp("run")
     environment = {"PYTHONPATH": str(package)}
     said = run_ecrl(folder, "train", *tiny(*_SHAPE), f"failure={NAME}", "run_dir=run", environment=environment)

@@ -66,7 +66,7 @@ def test_a_planted_bug_is_found_and_named(healthy: tuple[Path, str]) -> None:
         "bug.xml",
     )
     done = run_ecrl(folder, "audit", *keys, "--junit", "bug.xml", "--", sys.executable, JOB, "--out", "{dir}", check=1, timeout=500)
-    assert done.stdout.startswith("bug: invalid: the optimizer's state in front of step 11 is that of no earlier step (0 entries): it was not loaded")
+    assert done.stdout.startswith("bug: invalid: the optimizer's state before step 11 is that of no earlier step (0 entries): it was not loaded")
     failed = [case.get("name") for case in ElementTree.parse(folder / "bug.xml").getroot().iter("testcase") if case.find("failure") is not None]
     assert "restored: optimizer" in failed and "exactly once" not in failed
     again = ecrl_in_process(folder, "audit", "bug", check=1).stdout

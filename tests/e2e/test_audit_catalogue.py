@@ -19,15 +19,15 @@ from ecrl_cli.audit.records import Arm, read_arm
 from ecrl_cli.audit.verdict import AuditVerdict, judge, render
 from ecrl_cli.studies.frameworks.jobs import ForkedJob, JobSpec, write_launches
 
-LAST = 24  # steps of the job; it saves behind every 5th
+LAST = 24  # steps of the job; it saves after every 5th
 AUDITS = 100
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 POSITION = "the data position was not restored"
 GENERATORS = "torch's random number generators were not restored"
 SCHEDULE = "the learning-rate schedule, or another setting of the optimizer, was not restored"
-OPTIMIZER = "the optimizer's state in front of step 11 is that of no earlier step, the parameters are those of step 10"
-PARAMETERS = "the parameters in front of the first step of attempt 1 are those of no earlier step"
+OPTIMIZER = "the optimizer's state before step 11 is that of no earlier step, the parameters are those of step 10"
+PARAMETERS = "the parameters before the first step of attempt 1 are those of no earlier step"
 # By bug, the promise that the diagnosis is about, and what it says. Two ranks, rank 1 killed at step 13; the newest checkpoint is that of step 10.
 EXPECTED: dict[str, tuple[str, str]] = {
     "position": ("exactly once", f"step 11 repeats the samples of step 9 (rank 0, attempt 1): {POSITION}"),
@@ -39,8 +39,8 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "ends early": ("same end", ", the undisturbed run at step 24"),
     "generators": ("restored: generators", GENERATORS),
     "generators drawn from": ("restored: generators", GENERATORS),
-    "generators of rank 0": ("restored: generators", f"in front of step 11, rank 1: {GENERATORS}"),
-    "seeded behind the load": ("restored: generators", GENERATORS),
+    "generators of rank 0": ("restored: generators", f"before step 11, rank 1: {GENERATORS}"),
+    "seeded after the load": ("restored: generators", GENERATORS),
     "augmentation": ("same input", "the same samples came out as other tensors: augmentation or a worker's seed was not restored"),
     "scheduler twice": ("restored: schedule and settings", SCHEDULE),
     "scheduler anew": ("same trajectory", f"differs in settings (rank 0, attempt 1): {SCHEDULE}"),
@@ -54,15 +54,15 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "scaler": ("restored: scaler", "the gradient scaler was not restored"),
     "buffers": ("restored: buffers", "the model's buffers were not restored"),
     "average": ("restored: parameters", PARAMETERS),
-    "older checkpoint": ("right checkpoint", "attempt 1 went on behind step 5, and a checkpoint of step 10 had been finished"),
-    "cold start": ("right checkpoint", "attempt 1 went on behind step 0, and a checkpoint of step 10 had been finished"),
+    "older checkpoint": ("right checkpoint", "attempt 1 went on after step 5, and a checkpoint of step 10 had been finished"),
+    "cold start": ("right checkpoint", "attempt 1 went on after step 0, and a checkpoint of step 10 had been finished"),
     "one parameter": ("restored: parameters", PARAMETERS),
 }
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """Arms of the job, each in a folder of its own. The bug is in what goes on behind a checkpoint: the first attempt is the healthy job."""
+    """Arms of the job, each in a folder of its own. The bug is in what goes on after a checkpoint: the first attempt is the healthy job."""
 
     job: ForkedJob
     folder: Path

@@ -90,7 +90,7 @@ def test_state_that_is_not_restored_is_found(
 
 
 def test_what_the_loader_cannot_read_is_on_record_and_the_one_before_is_taken(sweep: dict[str, Path], tmp_path: Path) -> None:
-    """A run ends behind its second kill; its newest file is cut off; the same command goes on."""
+    """A run ends after its second kill; its newest file is cut off; the same command goes on."""
     shape = tiny("target_steps=12", "failure.steps=[6,9]", "world_size=2", "checkpoint.every=4", "supervision.max_restarts=1")
     command = (*shape, "checkpoint=torch_save", "run_dir=run")
     ecrl_in_process(tmp_path, *command, check=7)

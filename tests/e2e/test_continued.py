@@ -67,7 +67,7 @@ def test_a_rate_that_falls_falls_anew_and_is_held_against_a_reference_as_far_as_
     verdict = verify_run(runs["falls"], runs["short"])
     assert verdict.status == VALID, render(verdict)
     (said,) = (each.message for each in verdict.findings if each.promise == "same-trajectory")
-    assert "equal to short in every loss of the 24 steps to its target, from which this run was continued; not claimed behind them" in said
+    assert "equal to short in every loss of the 24 steps to its target, from which this run was continued; not claimed after them" in said
     found = verify_run(runs["falls"])  # by itself it finds the same
     assert found.status == VALID and found.reference == "short", render(found)
 

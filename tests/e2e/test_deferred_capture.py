@@ -44,11 +44,11 @@ LATE = """
     from ecrl_cli.checkpoint.strategies.deferral import Deferral
     ChangeCount.add = lambda self: None
     Deferral.wait = lambda self: None
-    behind = Deferral._behind
+    after = Deferral._behind
     Deferral._behind = lambda self, *given: (behind(self), self._client and hand_over(self._client))
 """
 
-# Every update behind a deferred capture waits, however quick the writer is.
+# Every update after a deferred capture waits, however quick the writer is.
 WAITS = """
     submit, wait, uncopied = module.WriterClient.submit, module.WriterClient.wait_copied, module.WriterClient.uncopied
     idle = module.WriterClient.wait_idle
@@ -83,7 +83,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("strategy", ["overlapped", "in_memory"])
 def test_kills_at_any_moment_change_nothing(tmp_path: Path, reference: Path, strategy: str) -> None:
-    """Of the rank whose memory the writer copies, in forward right behind a checkpoint and in the middle of an update, and of the other."""
+    """Of the rank whose memory the writer copies, in forward right after a checkpoint and in the middle of an update, and of the other."""
     ecrl_in_process(tmp_path, "train", *SHAPE, *KILLS, f"checkpoint={strategy}", "run_dir=run")
     run = tmp_path / "run"
     assert end_state(run) == end_state(reference) and metrics(run)["restarts"] == 3
@@ -108,7 +108,7 @@ def test_a_kill_behind_a_checkpoint_that_nobody_confirmed_goes_on_from_the_one_b
 
 @pytest.fixture(scope="module")
 def waiting(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in which each update behind a checkpoint waited for the copy."""
+    """A run in which each update after a checkpoint waited for the copy."""
     folder = tmp_path_factory.mktemp("waiting")
     launchers = SharedLaunchers(plant(folder / "plant", {"waits": ("ecrl_cli.checkpoint.writer.client", WAITS)}))
     try:
@@ -171,7 +171,7 @@ def test_records_of_a_wait_that_contradict_each_other_are_found(tmp_path: Path, 
 
 
 def test_a_checkpoint_of_which_a_part_is_a_step_too_new_does_not_pass(tmp_path: Path, reference: Path) -> None:
-    """Nothing of it is damaged: only what rank 0 logged behind that step says that it is no state of this run."""
+    """Nothing of it is damaged: only what rank 0 logged after that step says that it is no state of this run."""
     launchers = SharedLaunchers(plant(tmp_path / "plant", {"late": ("ecrl_cli.checkpoint.writer.client", LATE)}))
     try:
         ecrl_in_process(tmp_path, "train", *SHAPE, "checkpoint=overlapped", f"suite_name={suite_of('late')}", "run_dir=run", launchers=launchers)
@@ -179,4 +179,4 @@ def test_a_checkpoint_of_which_a_part_is_a_step_too_new_does_not_pass(tmp_path: 
         launchers.end()
     verdict = verify_run(tmp_path / "run", reference)
     broken = {finding.promise: finding.message for finding in verdict.findings if finding.status == INVALID}
-    assert verdict.status == INVALID and "in parameters, optimizer from what rank 0 logged behind step" in broken["state-consistent"], render(verdict)
+    assert verdict.status == INVALID and "in parameters, optimizer from what rank 0 logged after step" in broken["state-consistent"], render(verdict)

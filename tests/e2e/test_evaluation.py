@@ -168,7 +168,7 @@ def test_of_a_step_that_was_measured_twice_the_last_counts(runs: dict[str, Path]
 
 
 def test_survivors_measure_what_the_undisturbed_run_measures(runs: dict[str, Path]) -> None:
-    """Rank 1 dies right behind an evaluation; rank 0 keeps its state, and its buffers, in memory, and a spare joins."""
+    """Rank 1 dies right after an evaluation; rank 0 keeps its state, and its buffers, in memory, and a spare joins."""
     folder = runs["ref"].parent
     live = ("failure.steps=[8]", "recovery.name=immediate_rollback", "supervision.spares=1")
     ecrl_in_process(folder, "train", *tiny(*CASE, "evaluate.every=4", "evaluate.batch=64", *live), f"run_dir={folder / 'live'}")

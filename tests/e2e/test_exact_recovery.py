@@ -100,7 +100,7 @@ def test_kills_off_the_boundary_change_nothing(sweep: dict[tuple[str, str], Path
 
 
 def test_torchrun_gives_the_same_bits_and_a_planned_exit_flushes_first(ecrl: Ecrl, tmp_path: Path, sweep: dict[tuple[str, str], Path]) -> None:
-    """A kill before anything is saved; then the published protocol: rank 0 exits with 137 behind a step and a flush."""
+    """A kill before anything is saved; then the published protocol: rank 0 exits with 137 after a step and a flush."""
     entries = ["failure=listed", "failure.entries=[kill@4:1,exit@15]", "failure.steps=", "failure.rank="]
     ecrl("train", *tiny(*entries, "world_size=2", "supervision.launcher=torchrun"), "variant=ovl", "run_dir=run")
     assert end_state(tmp_path / "run") == end_state(sweep["two", "ref"])

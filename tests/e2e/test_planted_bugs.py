@@ -123,8 +123,8 @@ def test_what_is_lost_at_a_restore_is_named_without_a_reference(runs: PlantedRun
     if bug in LOST:
         assert finding.status == INVALID and f" began with other {LOST[bug]} than" in finding.message, render(verdict)
     elif bug == "the checkpoint holds other parameters" and finding.status == INVALID:
-        # The ranks logged a digest behind the step that it resumed from; which steps have one is chosen by what it costs (state_digests=auto).
-        assert "attempt 1 resumed from other parameters than rank 0 logged behind step 6" in finding.message, render(verdict)
+        # The ranks logged a digest after the step that it resumed from; which steps have one is chosen by what it costs (state_digests=auto).
+        assert "attempt 1 resumed from other parameters than rank 0 logged after step 6" in finding.message, render(verdict)
     else:
         assert finding.status in (VALID, UNKNOWN) and "began with" not in finding.message, render(verdict)
 

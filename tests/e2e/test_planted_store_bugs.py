@@ -1,6 +1,6 @@
 """Bugs in retention, in the choice of recovery and in the planned failures themselves, planted into real runs: `ecrl verify` names each.
 
-The run without a bug: a checkpoint every 2 of 12 steps, 3 kept; its only rank is killed behind step 9 and the checkpoint of step 8 damaged, which is
+The run without a bug: a checkpoint every 2 of 12 steps, 3 kept; its only rank is killed after step 9 and the checkpoint of step 8 damaged, which is
 refused; recovery goes on from step 6.
 """
 
@@ -93,7 +93,7 @@ IN_RANKS: dict[str, tuple[tuple[str, str], str, str, str]] = {
         INVALID,
         "checkpoints/step_00000008 was committed and was gone when attempt 1 was launched",
     ),
-    "the pointer stays one behind": (
+    "the pointer stays one after": (
         (
             _STORE,
             """
@@ -102,7 +102,7 @@ IN_RANKS: dict[str, tuple[tuple[str, str], str, str, str]] = {
         older = [entry for entry in self.entries() if entry.path != path]
         name = older[0].path if older else path
         point(self, name, facts | {"global_step": int(name.name[5:13])})
-    module.CheckpointStore.point = behind
+    module.CheckpointStore.point = after
 """,
         ),
         ACCOUNT,

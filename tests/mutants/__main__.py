@@ -231,7 +231,7 @@ class Worker:
                 return "killed", failed  # in a fixture, or the whole process
             if self._is_sound(failed, tests) and self._ask(fault.file, planted, [failed], tests.seconds[failed])[0] != 0:
                 return "killed", failed
-            against.remove(failed)  # it fails without the fault too, or only behind others
+            against.remove(failed)  # it fails without the fault too, or only after others
         return "survived", None
 
     def _is_sound(self, test: str, tests: LinesToTests) -> bool:

@@ -96,8 +96,8 @@ class RunBuilder:
     spoil: dict[int, int] = field(default_factory=dict)
     bug_from: int = 0  # from that step on a resumed attempt computes other losses and tensors: a recovery bug
     now: float = 1000.0
-    own_buffers: dict[int, str] = field(default_factory=dict)  # by rank, the digest of its buffers behind its steps where it is not rank 0's
-    stops: dict[int, int] = field(default_factory=dict)  # by attempt, the step behind which it is told to stop
+    own_buffers: dict[int, str] = field(default_factory=dict)  # by rank, the digest of its buffers after its steps where it is not rank 0's
+    stops: dict[int, int] = field(default_factory=dict)  # by attempt, the step after which it is told to stop
     ahead: float = WALL
     boot: str = BOOT
 
@@ -291,7 +291,7 @@ class Worker:
         self.spend("sync", 0.005, self.step)
 
     def state_of(self, rank: int) -> dict[str, Any]:
-        """What the line says of the state behind the step, which moves the cursor first."""
+        """What the line says of the state after the step, which moves the cursor first."""
         self.sampler.advance()
         state, scaler = self.rank_state(rank), self.scaler() if self.run.config.precision == "fp16" else (None, None)
         before = position(self.step, self.sampler.steps_per_epoch)
@@ -302,7 +302,7 @@ class Worker:
         return {"components": found, "state_digest": whole, "lr": rate, "loss_scale": scaler[0], "growth_tracker": scaler[1]}
 
     def restored(self) -> None:
-        """What each rank holds before its first step: what `image` held behind the step before."""
+        """What each rank holds before its first step: what `image` held after the step before."""
         for rank in range(self.ranks):
             state = self.rank_state(rank)
             write_json(self.logs.restored(rank), encode(RestoredState(self.number, self.step, state, self.whole(state))))
@@ -324,7 +324,7 @@ class Worker:
         return tuple(self.number_at("loss", replica) for replica in owned(replicas, rank, self.ranks))
 
     def number_at(self, *words: object) -> float:
-        """What "training" gives at this step, which is another thing behind a change of size unless there are replicas; wrong from `bug_from`
+        """What "training" gives at this step, which is another thing after a change of size unless there are replicas; wrong from `bug_from`
         on in an attempt that resumed."""
         buggy = self.number > 0 and 0 < self.run.bug_from <= self.step
         elastic = self.run.config.elastic
@@ -495,12 +495,12 @@ def build_clean(folder: Path) -> RunLayout:
 
 
 def build_blk(folder: Path, name: str = "blk", bug_from: int = 0) -> RunLayout:
-    """Rank 1 is killed behind steps 9 and 20: resumed from 6 and from 18, which are both off the boundary and both replayed."""
+    """Rank 1 is killed after steps 9 and 20: resumed from 6 and from 18, which are both off the boundary and both replayed."""
     return RunBuilder(folder / name, config_of("blk", "kill", (9, 20), 1), bug_from=bug_from).build()
 
 
 def build_elastic(folder: Path, name: str = "elastic", bug_from: int = 0) -> RunLayout:
-    """2 -> 1 -> 2 ranks behind steps 10 and 20, killed behind steps 8 and 15: resumed from 6 and 12, resized twice."""
+    """2 -> 1 -> 2 ranks after steps 10 and 20, killed after steps 8 and 15: resumed from 6 and 12, resized twice."""
     config = replace(config_of("elastic", "kill", (8, 15)), elastic=ElasticConfig(schedule={10: 1, 20: 2}))
     return RunBuilder(folder / name, config, bug_from=bug_from).build()
 

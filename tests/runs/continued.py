@@ -14,7 +14,7 @@ FIRST = 12
 
 @dataclass
 class ContinuedBuilder(RunBuilder):
-    """The first session ends at step 12 and the next begins behind a reboot, whose monotonic clock begins anew; the third has the second's boot."""
+    """The first session ends at step 12 and the next begins after a reboot, whose monotonic clock begins anew; the third has the second's boot."""
 
     def stay(self) -> None:
         super().stay()
@@ -29,8 +29,8 @@ def evaluated(variant: str, steps: tuple[int, ...] = ()) -> RunConfig:
 
 
 def build_continued(folder: Path) -> RunLayout:
-    """Rank 1 is killed behind step 9, resumed from 6, and done at step 12. Continued to step 24: told to stop behind step 15, resumed from 12, and
-    rank 1 killed behind step 20, resumed from 18."""
+    """Rank 1 is killed after step 9, resumed from 6, and done at step 12. Continued to step 24: told to stop after step 15, resumed from 12, and
+    rank 1 killed after step 20, resumed from 18."""
     config = replace(evaluated("blk", (9, 20)), continued_at=(FIRST,))
     return ContinuedBuilder(folder / "continued", config, stops={2: 15}).build()
 
@@ -41,7 +41,7 @@ def build_first_leg(folder: Path) -> RunLayout:
 
 
 def build_evaluated(folder: Path) -> RunLayout:
-    """Rank 1 is killed behind steps 9 and 20: what was measured behind step 8 is measured again."""
+    """Rank 1 is killed after steps 9 and 20: what was measured after step 8 is measured again."""
     return RunBuilder(folder / "blk", evaluated("blk", (9, 20))).build()
 
 

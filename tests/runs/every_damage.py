@@ -205,7 +205,7 @@ def _forge_sidecar(path: Path, change: Change) -> None:
 
 @contextmanager
 def applied(path: Path, damage: Damage) -> Iterator[None]:
-    """The checkpoint with the damage; behind it, it is as it was."""
+    """The checkpoint with the damage; after it, it is as it was."""
     kept = Path(tempfile.mkdtemp(dir=path.parent.parent))
     names = files_of(path)
     for file in names:

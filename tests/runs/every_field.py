@@ -165,7 +165,7 @@ def changes(run: Path) -> list[Change]:
 
 @contextmanager
 def applied(run: Path, change: Change) -> Iterator[None]:
-    """`run` with the change; behind it, the file is as it was."""
+    """`run` with the change; after it, the file is as it was."""
     path = run / change.file
     before, stat = path.read_bytes(), path.stat()
     try:

@@ -36,7 +36,7 @@ class ListedBuilder(RunBuilder):
 
 
 class StruckBuilder(ListedBuilder):
-    """Rank 1 is slow at step 3; the save of step 12 fails; rank 1 is killed behind step 20, the checkpoint of step 18 damaged before attempt 1."""
+    """Rank 1 is slow at step 3; the save of step 12 fails; rank 1 is killed after step 20, the checkpoint of step 18 damaged before attempt 1."""
 
     def attempt(self, number: int) -> Attempt:
         if number == 1:
@@ -107,7 +107,7 @@ WRONG: dict[str, tuple[Callable[[RunLayout], Any], str]] = {
 
 
 class BereftBuilder(ListedBuilder):
-    """The supervisor is killed in attempt 0, whose end nobody saw; rank 1 is killed in attempt 1, and the supervisor behind it: three stays."""
+    """The supervisor is killed in attempt 0, whose end nobody saw; rank 1 is killed in attempt 1, and the supervisor after it: three stays."""
 
     def attempt(self, number: int) -> Attempt:
         if number == 2:

@@ -36,7 +36,7 @@ def told(finding: Finding, words: str) -> bool:
 
 @dataclass
 class Judged:
-    """`blk`: killed behind steps 9 and 20, resumed from 6 and from 18. `states`: the same, with the state of each rank. `rollback`: rank 1 dies in
+    """`blk`: killed after steps 9 and 20, resumed from 6 and from 18. `states`: the same, with the state of each rank. `rollback`: rank 1 dies in
     step 9, rank 0 in step 15, spares take their places. `lossy`: of four ranks two die in step 9. `ref`: undisturbed."""
 
     runs: dict[str, RunRecords]

@@ -98,7 +98,7 @@ def drop_attempt(layout: RunLayout) -> None:
 
 
 def fires_again(layout: RunLayout) -> None:
-    """Attempt 1 dies as attempt 0 did: of the same entry, behind the same step."""
+    """Attempt 1 dies as attempt 0 did: of the same entry, after the same step."""
     for rank in range(2):
         edit_lines(layout.attempt(1).rank(rank), lambda line: line if line["global_step"] <= 9 else None)
     layout.fired_entry(1).unlink()

@@ -236,8 +236,8 @@ CLOCKS: dict[str, tuple[Spoil, str, str, str]] = {
     "seconds ten times larger": (lines(2, 0, lambda line: line | {"seconds": 10 * line["seconds"]}), TIME, INVALID, "was over, by its own 0.2"),
     "a step that took no time": (lines(2, 0, at_step(24, seconds=0.0)), TIME, INVALID, "step 24 of attempt 2 rank 0 took 0 s"),
     "the end of the clock two seconds earlier": (lambda run: clock_ends_early(run, 1002.861), TIME, INVALID, "final.json ends the clock +2.0"),
-    "the end of the clock behind attempt 0": (lambda run: clock_ends_early(run, 1001.66), TIME, INVALID, "final.json of attempt 2 is dated"),
-    "the end of the clock ahead of the last step": (lambda run: clock_ends_early(run, 1004.8), TIME, INVALID, "behind the end of final.json"),
+    "the end of the clock after attempt 0": (lambda run: clock_ends_early(run, 1001.66), TIME, INVALID, "final.json of attempt 2 is dated"),
+    "the end of the clock ahead of the last step": (lambda run: clock_ends_early(run, 1004.8), TIME, INVALID, "after the end of final.json"),
     "a session without a length": (session(ended_at=BEGAN), TIME, INVALID, "session 0 began at 1000.000 s and ended at 1000.000 s"),
     "a session of less than nothing": (session(ended_at=BEGAN - 3), TIME, INVALID, "session 0 began at 1000.000 s and ended at 997.000 s"),
     "a session that ends before its attempt": (session(ended_at=1005.0), TIME, INVALID, "s after its session"),
@@ -248,7 +248,7 @@ CLOCKS: dict[str, tuple[Spoil, str, str, str]] = {
         INVALID,
         "final.json of attempt 2 has a wall time 300.000 s late",
     ),
-    "a wall time behind the death that it is of": (
+    "a wall time after the death that it is of": (
         lambda run: edit_json(run.fired_entry(0), lambda fired: fired | {"time": fired["time"] + 300}),
         TIME,
         INVALID,
@@ -261,7 +261,7 @@ CLOCKS: dict[str, tuple[Spoil, str, str, str]] = {
     "attempts that overlap": (attempt(1, ended_at=1003.6), TIME, INVALID, "s before attempt 1 ended"),
     "an attempt that ends before it begins": (attempt(1, ended_at=1001.7), TIME, INVALID, "s before it was launched"),
     "a launch hidden": (hidden_launch, TIME, INVALID, "launch.json of attempt 0 was written before its session began"),
-    "an order behind the launch": (order(1, at=1001.8), TIME, INVALID, "s after the launch"),
+    "an order after the launch": (order(1, at=1001.8), TIME, INVALID, "s after the launch"),
     "an order ahead of the death": (order(1, at=1001.5), TIME, INVALID, "s before attempt 0 ended"),
     "a failure an hour before the run": (
         lambda run: edit_json(run.fired_entry(0), lambda fired: fired | {"at": fired["at"] - 3600, "time": fired["time"] - 3600}),
@@ -269,7 +269,7 @@ CLOCKS: dict[str, tuple[Spoil, str, str, str]] = {
         INVALID,
         "s, when no supervisor was there",
     ),
-    "a log behind the end of its attempt": (lines(0, 1, shifted(1.0, "at", "time")), TIME, INVALID, "after the attempt was over"),
+    "a log after the end of its attempt": (lines(0, 1, shifted(1.0, "at", "time")), TIME, INVALID, "after the attempt was over"),
     "another rank's time": (another_time, TIME, INVALID, "after rank 1 had ended it: they exchange gradients in between"),
     "committed before it was submitted": (saved(24, "received", at=1004.87, time=1004.87 + WALL), TIME, INVALID, "before it was received"),
     "retired before it was committed": (retired_early, TIME, INVALID, "step 24 of attempt 2 was retired 0.100000 s before it was committed"),
@@ -306,7 +306,7 @@ CLOCKS: dict[str, tuple[Spoil, str, str, str]] = {
     "the spans of rank 1 with a hole": (spans(2, 1, a_hole), TIME, INVALID, "leaves 0.004000 s open between sync and compute (step 22)"),
     "the spans of rank 1 a second sooner": (spans(2, 1, shifted(-0.5, "start", "end")), TIME, INVALID, "rank 1 begin before the launch"),
     "the spans of a third rank": (lambda run: shutil.copy(run.attempt(2).spans(1), run.attempt(2).spans(2)), TIME, INVALID, "rank 2 left spans, the"),
-    "a span backwards in steps": (spans(2, 1, at_step(23, global_step=20)), TIME, INVALID, "books step 20 behind step 22"),
+    "a span backwards in steps": (spans(2, 1, at_step(23, global_step=20)), TIME, INVALID, "books step 20 after step 22"),
     "steps done while loading": (spans(2, 1, without(category="compute")), TIME, INVALID, "leaves 0.020000 s open between load and sync"),
     "a commit while idling": (idle_commit, TIME, INVALID, "step 24 was committed while rank 0 waited for it, which is booked as idle"),
     "a span twice": (

@@ -1,4 +1,4 @@
-"""Runs with another metrics.json than their records fold to, and runs that were changed behind their seal."""
+"""Runs with another metrics.json than their records fold to, and runs that were changed after their seal."""
 
 from __future__ import annotations
 
@@ -128,41 +128,41 @@ SPOILT_METRICS: dict[str, tuple[Spoil, str, str]] = {
     "faked metrics that say they are of a later version": (metrics(lambda m: m.update(metrics_version=99, goodput=9.0)), RECORDS, UNKNOWN),
     "metrics whose version is a text": (metrics(lambda m: m.update(metrics_version="2")), RECORDS, INVALID),
     "metrics.json cut off": (lambda run: run.metrics.write_bytes(run.metrics.read_bytes()[:-20]), RECORDS, UNKNOWN),
-    "a span relabelled behind the seal": (
+    "a span relabelled after the seal": (
         behind_seal(lambda run: edit_lines(run.attempt(2).spans(0), at_step(22, category="idle"))),
         SEALED,
         INVALID,
     ),
-    "a line of an uncommitted step changed behind the seal": (
+    "a line of an uncommitted step changed after the seal": (
         behind_seal(lambda run: edit_lines(run.attempt(0).rank(1), at_step(9, seconds=0.001))),
         SEALED,
         INVALID,
     ),
-    "a launch order changed behind the seal": (
+    "a launch order changed after the seal": (
         behind_seal(lambda run: edit_json(run.attempt(1).launch, lambda order: order | {"silent": ["node7"]})),
         SEALED,
         INVALID,
     ),
-    "a claim changed behind the seal": (behind_seal(lambda run: edit_json(run.fired_entry(0), lambda f: f | {"time": 0.0})), SEALED, INVALID),
-    "the book changed behind the seal": (
+    "a claim changed after the seal": (behind_seal(lambda run: edit_json(run.fired_entry(0), lambda f: f | {"time": 0.0})), SEALED, INVALID),
+    "the book changed after the seal": (
         behind_seal(lambda run: edit_json(run.supervisor, lambda s: s | {"reason": "all is well"})),
         SEALED,
         INVALID,
     ),
-    "metrics.json changed behind the seal": (behind_seal(metrics(lambda m: m.update(goodput=9.0))), SEALED, INVALID),
-    "disk activity that came behind the seal": (behind_seal(lambda run: run.disk.write_text("")), SEALED, INVALID),
-    "a log of nobody that came behind the seal": (
+    "metrics.json changed after the seal": (behind_seal(metrics(lambda m: m.update(goodput=9.0))), SEALED, INVALID),
+    "disk activity that came after the seal": (behind_seal(lambda run: run.disk.write_text("")), SEALED, INVALID),
+    "a log of nobody that came after the seal": (
         behind_seal(lambda run: append(run.attempt(0).folder / "rank00.jsonl", line_at(run.attempt(0).rank(0), 3))),
         SEALED,
         INVALID,
     ),
-    "a record that became a link behind the seal": (
+    "a record that became a link after the seal": (
         behind_seal(lambda run: run.failures.rename(run.root.parent / "plan.json") and run.failures.symlink_to("../plan.json")),
         SEALED,
         INVALID,
     ),
-    "the size of the data set gone behind the seal": (behind_seal(lambda run: run.dataset.unlink()), SEALED, UNKNOWN),
-    "a checkpoint that came behind the seal": (
+    "the size of the data set gone after the seal": (behind_seal(lambda run: run.dataset.unlink()), SEALED, UNKNOWN),
+    "a checkpoint that came after the seal": (
         behind_seal(lambda run: shutil.copytree(run.checkpoints / "step_00000024", run.checkpoints / "step_00000030")),
         SEALED,
         INVALID,

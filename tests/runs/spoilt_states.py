@@ -36,7 +36,7 @@ class StateBuilder(RunBuilder):
 
 
 def build_states(folder: Path, name: str, change: Callable[[dict[str, Any]], Any] = lambda document: None, *, auto: bool = False) -> RunLayout:
-    """`ref`: undisturbed; others: rank 1 is killed behind steps 9 and 20. In fp16, so that there is a gradient scaler.
+    """`ref`: undisturbed; others: rank 1 is killed after steps 9 and 20. In fp16, so that there is a gradient scaler.
 
     With `auto` digests are due every four steps, as the times in state_digests.json have it.
     """
@@ -93,7 +93,7 @@ SPOILT_STATES: dict[str, tuple[Spoil, str, str, str]] = {
     "rank 1 ends with other parameters": (end(1, parameters=OTHER), STATE, INVALID, "the end of rank 1 differs from that of rank 0 in parameters"),
     "rank 1 ends with another optimizer": (end(1, optimizer=OTHER), STATE, INVALID, "the end of rank 1 differs from that of rank 0 in optimizer"),
     "rank 1 ends with another schedule": (end(1, train=OTHER), STATE, INVALID, "the end of rank 1 differs from that of rank 0 in train"),
-    "rank 1 ends with other generators": (end(1, rng=OTHER), STATE, INVALID, "the end of rank 1 differs in rng from what it logged behind step 24"),
+    "rank 1 ends with other generators": (end(1, rng=OTHER), STATE, INVALID, "the end of rank 1 differs in rng from what it logged after step 24"),
     "rank 1 ends with generators that no checkpoint has": (
         end(1, rng=OTHER),
         STATE,
@@ -116,7 +116,7 @@ SPOILT_STATES: dict[str, tuple[Spoil, str, str, str]] = {
         logged(18, 0, 1, run_attempt=1, optimizer=OTHER),
         STATE,
         INVALID,
-        "checkpoints/step_00000018 differs in optimizer from what rank 0 logged behind step 18",
+        "checkpoints/step_00000018 differs in optimizer from what rank 0 logged after step 18",
     ),
     "a learning rate changed": (line(22, lr=0.5), STATE, INVALID, "step 22 of attempt 2 rank 1: the learning rate is 0.5"),
     "all learning rates changed": (every_rate(1.001), STATE, INVALID, "step 19 of attempt 2 rank 0: the learning rate is"),
@@ -125,7 +125,7 @@ SPOILT_STATES: dict[str, tuple[Spoil, str, str, str]] = {
         line(19, growth_tracker=1),
         STATE,
         INVALID,
-        "tracker 1 do not follow from 65536.0 and 18 behind step 18",
+        "tracker 1 do not follow from 65536.0 and 18 after step 18",
     ),
     "a loss scale not logged": (
         line(22, loss_scale=None),
@@ -133,14 +133,14 @@ SPOILT_STATES: dict[str, tuple[Spoil, str, str, str]] = {
         UNKNOWN,
         "step 22 of attempt 2 rank 1: nothing is on record of the gradient scaler",
     ),
-    "a learning rate not logged": (line(22, lr=None), STATE, UNKNOWN, "attempt 2 rank 1: no digest of the state behind step 22"),
+    "a learning rate not logged": (line(22, lr=None), STATE, UNKNOWN, "attempt 2 rank 1: no digest of the state after step 22"),
     "a digest not logged": (
         line(22, components=None),
         STATE,
         UNKNOWN,
-        "no digest of the state behind step 22, where it is due (1 such)",
+        "no digest of the state after step 22, where it is due (1 such)",
     ),
-    "a state not hashed": (line(22, state_digest=None), STATE, UNKNOWN, "no digest of the state behind step 22"),
+    "a state not hashed": (line(22, state_digest=None), STATE, UNKNOWN, "no digest of the state after step 22"),
     "another state than the reference's": (
         logged(22, 1, rng=OTHER),
         TRAJECTORY,
@@ -162,7 +162,7 @@ SPOILT_TRAIN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no momentum": (lambda d: d["optimizer"]["param_groups"][0].update(momentum=0.0), "momentum 0.0, not 0.9"),
     "no weight decay": (lambda d: d["optimizer"]["param_groups"][0].update(weight_decay=0.0), "weight_decay 0.0, not 0.0005"),
     "another first learning rate": (lambda d: d["optimizer"]["param_groups"][0].update(initial_lr=0.2), "initial_lr 0.2, not 0.1"),
-    "no group": (lambda d: d["optimizer"].update(param_groups=[]), "differs in train from what rank 0 logged behind step 24"),
+    "no group": (lambda d: d["optimizer"].update(param_groups=[]), "differs in train from what rank 0 logged after step 24"),
     "an earlier place on the schedule": (lambda d: d["scheduler"].update(last_epoch=20), "last_epoch 20, not 24"),
     "a longer schedule": (lambda d: d["scheduler"].update(T_max=48), "T_max 48, not 24"),
     "a schedule that ends elsewhere": (lambda d: d["scheduler"].update(eta_min=0.01), "eta_min 0.01, not 1e-06"),
@@ -170,7 +170,7 @@ SPOILT_TRAIN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "the cursor at 0": (lambda d: d["sampler"].update(cursor_step=0), "cursor_step 0, not 4"),
     "an earlier epoch": (lambda d: d["sampler"].update(epoch=1), "epoch 1, not 2"),
     "another seed": (lambda d: d["sampler"].update(seed=8), "seed 8, not 7"),
-    "no scaler": (lambda d: d.update(scaler={}), "differs in train from what rank 0 logged behind step 24"),
+    "no scaler": (lambda d: d.update(scaler={}), "differs in train from what rank 0 logged after step 24"),
 }
 
 
@@ -178,16 +178,16 @@ def interval(**changes: Any) -> Spoil:
     return lambda run: edit_json(run.state_digests, lambda found: found | changes)
 
 
-# As SPOILT_STATES, of a run whose digests are due every four steps and behind checkpoints.
+# As SPOILT_STATES, of a run whose digests are due every four steps and after checkpoints.
 SPOILT_AUTO: dict[str, tuple[Spoil, str, str]] = {
     "a digest that is due not logged": (
         line(20, attempt=1, components=None),
         UNKNOWN,
-        "no digest of the state behind step 20, where it is due",
+        "no digest of the state after step 20, where it is due",
     ),
-    "the digest of a checkpoint's step not logged": (line(18, attempt=1, components=None), UNKNOWN, "behind step 18"),
-    "the digest of an attempt's first step not logged": (line(7, attempt=1, components=None), UNKNOWN, "behind step 7"),
-    "the last digest not logged": (line(24, components=None), UNKNOWN, "behind step 24"),
+    "the digest of a checkpoint's step not logged": (line(18, attempt=1, components=None), UNKNOWN, "after step 18"),
+    "the digest of an attempt's first step not logged": (line(7, attempt=1, components=None), UNKNOWN, "after step 7"),
+    "the last digest not logged": (line(24, components=None), UNKNOWN, "after step 24"),
     "digests too seldom for their cost": (interval(every=1024), INVALID, "logged every 1024 steps, its times make that 4"),
     "a step that nobody took": (interval(step_s=0.5, digest_s=0.01), INVALID, "state_digests.json rests on a step of rank 0 that no line tells of"),
 }

@@ -1,6 +1,6 @@
 """How the checkpoints' journals, their folder, what recovery chose and when failures struck are falsified, each with the promise that it breaks.
 
-Of `blk`: attempt 0 commits step 6 and is killed behind 9, attempt 1 commits 12 and 18 and is killed behind 20, attempt 2 commits 24 and retires 6.
+Of `blk`: attempt 0 commits step 6 and is killed after 9, attempt 1 commits 12 and 18 and is killed after 20, attempt 2 commits 24 and retires 6.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def retire(layout: RunLayout, *steps: int, attempt: int = 2) -> None:
 
 
 def retired_too_soon(layout: RunLayout) -> None:
-    """Step 6 behind the commit of step 12, instead of behind that of step 24."""
+    """Step 6 after the commit of step 12, instead of after that of step 24."""
     line = event(layout, 2, "retired", 6)
     edit_lines(layout.attempt(2).checkpoints, lambda found: None if found["event"] == "retired" else found)
     log = layout.attempt(1).checkpoints

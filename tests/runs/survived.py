@@ -173,7 +173,7 @@ class LiveWorker(Worker):
         self.leave(self.redone(fate) if lossy else ())
 
     def drop(self, fate: Death) -> None:
-        """Nobody logs the step, and all go on behind it."""
+        """Nobody logs the step, and all go on after it."""
         self.step += 1
         self.sampler.advance()
         self.live_run.lossy_steps.append(self.step)
@@ -263,7 +263,7 @@ def build_redistributed(folder: Path, name: str = "redistributed", **more: Any) 
 
 
 def build_skipped(folder: Path, name: str = "skipped", **more: Any) -> RunLayout:
-    """Of four ranks two die in step 9, which is dropped; the others go on behind it, and drop step 10, the first of theirs, as one dies in it."""
+    """Of four ranks two die in step 9, which is dropped; the others go on after it, and drop step 10, the first of theirs, as one dies in it."""
     return SurvivedBuilder(folder / name, SKIP, (Death(9, (3, 1), (0, 1)), Death(10, (1,))), ranks=4, **more).build()
 
 

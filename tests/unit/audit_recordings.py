@@ -36,7 +36,7 @@ def state(step: int, rank: int) -> dict[str, Any]:
 
 
 def attempt_lines(rank: int, first: int, last: int, *, resumed: bool = False) -> list[dict[str, Any]]:
-    """One process that goes on behind `first` and does the steps up to `last`."""
+    """One process that goes on after `first` and does the steps up to `last`."""
     lines: list[dict[str, Any]] = [{"type": "process", "format": 1, "rank": rank, "world_size": RANKS, "attempt": int(resumed)}]
     if resumed:
         lines.append({"type": "load", "path": f"out/step-{first}.pt", "after_step": 0})
@@ -62,7 +62,7 @@ def write(folder: Path, attempt: int, rank: int, lines: list[dict[str, Any]]) ->
 
 
 def write_arm(folder: Path, *parts: tuple[int, int]) -> None:
-    """`parts`: (resumed behind, killed behind) of each attempt; the last one ends by itself. Rank 1 dies before it records the last step."""
+    """`parts`: (resumed after, killed after) of each attempt; the last one ends by itself. Rank 1 dies before it records the last step."""
     for attempt, (first, last) in enumerate(parts):
         for rank in range(RANKS):
             write(folder, attempt, rank, attempt_lines(rank, first, last, resumed=attempt > 0))
@@ -72,7 +72,7 @@ def write_arm(folder: Path, *parts: tuple[int, int]) -> None:
 
 
 def healthy(folder: Path) -> Path:
-    """Killed behind step 10, back at the checkpoint of step 8, killed again behind step 12, its checkpoint just finished."""
+    """Killed after step 10, back at the checkpoint of step 8, killed again after step 12, its checkpoint just finished."""
     for name in ("ref", "ref2"):
         write_arm(folder / name, (0, LAST))
     write_arm(folder / "struck", (0, 10), (8, 12), (12, LAST))

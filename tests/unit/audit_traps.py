@@ -144,7 +144,7 @@ def loss_inside_the_step() -> None:
 
 
 def dummy_step() -> None:
-    """As DCP makes the state of a fresh optimizer in front of a load."""
+    """As DCP makes the state of a fresh optimizer before a load."""
     model, optimizer, loader = parts()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -311,8 +311,8 @@ def saved_by_a_thread() -> None:
 
 
 def failed_steps() -> None:
-    """The second step fails inside its update, the fourth in its closure, in front of its backward; the job goes on behind both, one call deeper
-    behind the first."""
+    """The second step fails inside its update, the fourth in its closure, in front of its backward; the job goes on after both, one call deeper
+    after the first."""
     model, optimizer, loader = parts()
     number = 0
 
@@ -345,7 +345,7 @@ def failed_steps() -> None:
 
 
 def planned_failure_caught() -> None:
-    """It faults in front of the first backward, where no optimizer is known yet, and the job goes on."""
+    """It faults before the first backward, where no optimizer is known yet, and the job goes on."""
     planned = {"index": 0, "attempt": 0, "kind": "raise", "rank": 0, "step": 1, "moment": "backward"}
     os.environ["ECRL_STRIKES"] = json.dumps([planned])
     model, optimizer, loader = parts()
@@ -358,7 +358,7 @@ def planned_failure_caught() -> None:
 
 
 def told_and_seen() -> None:
-    """A job that the hooks see and that tells of its steps too: two undisturbed arms, and one that stops behind step 2 and goes on from there."""
+    """A job that the hooks see and that tells of its steps too: two undisturbed arms, and one that stops after step 2 and goes on from there."""
     where, state = Path(os.environ["ECRL_RECORD"]), None
     for arm, attempt, first, last in (("struck", 0, 1, 2), ("ref", 0, 1, 4), ("struck", 1, 3, 4), ("ref2", 0, 1, 4)):
         os.environ |= {"ECRL_RECORD": str(where / arm), "ECRL_ATTEMPT": str(attempt)}
@@ -400,7 +400,7 @@ class Accelerated:
 
 
 def adapted() -> None:
-    """Trained as a part of another module; the second time it loads in front of its first step."""
+    """Trained as a part of another module; the second time it loads before its first step."""
     where = Path(os.environ["ECRL_RECORD"])
     for arm in ("fresh", "resumed"):
         os.environ["ECRL_RECORD"] = str(where / arm)

@@ -246,9 +246,9 @@ def test_a_save_is_struck_only_where_one_is(recorded: Path) -> None:
         return [fault.step for fault in arm.faults]
 
     assert planned(0, "8.save", "13") == [8, 13] and planned(1, "13") == [13]
-    with pytest.raises(ConfigError, match=r"rank 0 saves nothing behind step 13 .* it saves behind 4, 8, 12, 16"):
+    with pytest.raises(ConfigError, match=r"rank 0 saves nothing after step 13 .* it saves after 4, 8, 12, 16"):
         planned(0, "13.save")
-    with pytest.raises(ConfigError, match=r"rank 1 saves nothing behind step 8 .* it saves behind none"):
+    with pytest.raises(ConfigError, match=r"rank 1 saves nothing after step 8 .* it saves after none"):
         planned(1, "8.save")
 
 

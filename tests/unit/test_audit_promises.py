@@ -36,7 +36,7 @@ def test_a_healthy_job_is_valid(recorded: Path) -> None:
     verdict = judged(recorded)
     assert verdict.status == "valid", render(verdict, "audit")
     assert {finding.status for finding in verdict.findings} == {"kept"}
-    assert [(begun.behind, begun.proof) for begun in verdict.arms[0].path.resumed] == [(8, "content"), (12, "content")]
+    assert [(begun.after, begun.proof) for begun in verdict.arms[0].path.resumed] == [(8, "content"), (12, "content")]
     assert len(verdict.arms[0].path.done_again) == 4
 
 
@@ -53,7 +53,7 @@ def starts(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def first_batches_again(line: dict[str, Any]) -> dict[str, Any]:
-    """Behind step 8 the second epoch begins; the job trains on the batches of the first once more, one later."""
+    """After step 8 the second epoch begins; the job trains on the batches of the first once more, one later."""
     return line | {"ids": ids(line["n"] + 1, 0)} if line["type"] == "batch" else line
 
 
@@ -80,7 +80,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, int | None, str]] = {
         lambda folder: change(folder, 2, starts(optimizer=told("fresh"), entries=0)),
         "restored: optimizer",
         13,
-        "the optimizer's state in front of step 13 is that of no earlier step (0 entries): it was not loaded",
+        "the optimizer's state before step 13 is that of no earlier step (0 entries): it was not loaded",
     ),
     "a moment lost": (
         lambda folder: change(folder, 2, starts(optimizer=told("half"))),
@@ -98,13 +98,13 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, int | None, str]] = {
         lambda folder: change(folder, 2, starts(params=told("average"))),
         "restored: parameters",
         12,
-        "the parameters in front of the first step of attempt 2 are those of no earlier step",
+        "the parameters before the first step of attempt 2 are those of no earlier step",
     ),
     "parameters of one rank": (
         lambda folder: change(folder, 2, starts(params=told("fresh")), (1,)),
         "restored: parameters",
         13,
-        "rank 1 began attempt 2 with parameters that no rank had behind step 12: they were not restored",
+        "rank 1 began attempt 2 with parameters that no rank had after step 12: they were not restored",
     ),
     "schedule": (
         lambda folder: change(folder, 2, starts(settings=told("twice"), lr=[0.05])),
@@ -116,7 +116,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, int | None, str]] = {
         lambda folder: change(folder, 2, starts(rng=told("rng", 13, 0)), (1,)),
         "restored: generators",
         13,
-        "in front of step 13, rank 1: torch's random number generators were not restored",
+        "before step 13, rank 1: torch's random number generators were not restored",
     ),
     "scaler": (
         lambda folder: change(folder, 2, steps(scale=65536.0)),
@@ -184,7 +184,7 @@ def test_an_older_checkpoint_than_the_newest_is_named(tmp_path: Path) -> None:
         write_arm(tmp_path / name, (0, LAST))
     write_arm(tmp_path / "struck", (0, 10), (4, LAST))
     verdict = judged(tmp_path)
-    assert verdict.diagnosis == "attempt 1 went on behind step 4, and a checkpoint of step 8 had been finished"
+    assert verdict.diagnosis == "attempt 1 went on after step 4, and a checkpoint of step 8 had been finished"
 
 
 @pytest.mark.parametrize(("finished_by", "status"), [((0, 1), "invalid"), ((0,), "valid")])
@@ -376,12 +376,12 @@ def test_the_earliest_broken_promise_is_the_diagnosis(recorded: Path) -> None:
 
 
 def test_another_number_of_overflows_is_the_scaler_and_not_the_data(recorded: Path) -> None:
-    """In the last attempt, which goes on behind step 12, rank 1 skips a step behind its second one: the batches of step 15 are others by nature."""
+    """In the last attempt, which goes on after step 12, rank 1 skips a step after its second one: the batches of step 15 are others by nature."""
     change(recorded, 2, lambda line: line | {"ids": ids(16, 1)} if line["type"] == "batch" and line["n"] == 3 else line, (1,))
     (path,) = (recorded / "struck" / "attempt-02").glob("rank1-*.jsonl")
     path.write_text(path.read_text() + json.dumps({"type": "skip", "after_step": 2, "batches": []}) + "\n")
     verdict = judged(recorded)
-    said = "in front of step 15, gradients of rank 1 overflowed once, in the undisturbed run never"
+    said = "before step 15, gradients of rank 1 overflowed once, in the undisturbed run never"
     assert verdict.diagnosis == f"{said}: the gradient scaler was not restored"
     (finding,) = [found for found in verdict.findings if found.promise == "exactly once"]
     assert finding.status == "not checked" and finding.message == f"{said}: from there on the steps have other samples by nature"

@@ -110,14 +110,14 @@ def test_nothing_is_kept_alive_behind_the_jobs_end(recorded: Path) -> None:
 
 
 def test_an_optimizer_that_the_job_has_let_go_of_is_no_part_of_the_state(recorded: Path) -> None:
-    """Else a restart behind its phase would never be found equal: it has only the optimizer of its own phase."""
+    """Else a restart after its phase would never be found equal: it has only the optimizer of its own phase."""
     whole, resumed = process(recorded, "optimizer_made_anew/whole"), process(recorded, "optimizer_made_anew/resumed")
     assert (len(whole.steps), len(resumed.steps)) == (4, 3)
     assert [step.digests for step in whole.steps[1:]] == [step.digests for step in resumed.steps]
 
 
 def test_a_step_that_the_scaler_left_out_is_no_step(recorded: Path) -> None:
-    """Its samples are on no step's account: a restart behind it begins with the batches of the next step. The scale says why."""
+    """Its samples are on no step's account: a restart after it begins with the batches of the next step. The scale says why."""
     found = process(recorded, "overflow")
     assert [step.samples for step in found.steps] == [("0", "1"), ("4", "5"), ("6", "7")]
     lines = [json.loads(line) for line in (recorded / "overflow" / "attempt-00" / found.path).read_text().splitlines()]
@@ -190,7 +190,7 @@ def test_an_accelerator_is_recorded_alike_whether_it_loads_or_not(recorded: Path
 
 
 def test_where_the_loss_is_computed_inside_the_step_the_start_is_recorded_behind_it(recorded: Path) -> None:
-    """Else its generators would be those in front of the first dropout, which no step has."""
+    """Else its generators would be those before the first dropout, which no step has."""
     found = process(recorded, "loss_inside_the_step")
     assert found.start is not None and found.start["rng"] == found.steps[0].digests["rng"]
 
@@ -410,7 +410,7 @@ def test_a_session_digests_what_the_job_watches(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_step_that_the_job_tells_of_has_the_number_of_the_whole_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The recorder's own count begins anew with each attempt: attempt 1 went on behind step 8, and what it calls step 2 is step 10."""
+    """The recorder's own count begins anew with each attempt: attempt 1 went on after step 8, and what it calls step 2 is step 10."""
     told = {"type": "step", "declared": True, "step": 10, "params": "aa", "optimizer": "bb"}
     seen = {"type": "step", "step": 4, "params": "cc", "optimizer": "dd"}
     start = {"type": "start", "resumed_after": 8, "params": "xx", "optimizer": "yy"}

@@ -72,7 +72,7 @@ class Rank:
         self.strategy = strategy
 
     def ready(self) -> None:
-        """Behind the first step, and one that was watched."""
+        """After the first step, and one that was watched."""
         self.run.train(1)
         self.strategy.prepare()
         self.run.train(1)
@@ -166,7 +166,7 @@ def test_the_optimizer_waits_for_the_copy_and_the_wait_is_on_record(rank_of: Mak
 
 
 def drained(root: Path) -> None:
-    """What the supervisor asks for behind an attempt."""
+    """What the supervisor asks for after an attempt."""
     supervisor = Channel(connect(RunLayout(root).writer))
     supervisor.send({"kind": "drain"})
     assert supervisor.receive(wait=True) == [{"kind": "drained"}]
@@ -274,13 +274,13 @@ def replaced(run: Run) -> None:
 
 
 def written_outside(run: Run) -> None:
-    """As weights that are averaged behind the step."""
+    """As weights that are averaged after the step."""
     with torch.no_grad():
         run.model.last.bias.mul_(0.5)
 
 
 @pytest.mark.parametrize(
-    ("early", "behind", "reason"),
+    ("early", "after", "reason"),
     [
         (views_of_one, None, "is a view of larger memory"),
         (None, replaced, "optimizer.last.bias.exp_avg was replaced by another tensor"),
@@ -288,15 +288,15 @@ def written_outside(run: Run) -> None:
     ],
 )
 def test_what_cannot_be_deferred_is_copied_and_says_so_once(
-    rank_of: MakeRank, early: Callable[[Run], None] | None, behind: Callable[[Run], None] | None, reason: str
+    rank_of: MakeRank, early: Callable[[Run], None] | None, after: Callable[[Run], None] | None, reason: str
 ) -> None:
     rank = rank_of()
     if early:
         early(rank.run)
     rank.ready()
     for _ in range(2):
-        if behind:
-            behind(rank.run)
+        if after:
+            after(rank.run)
         digests = rank.run.train_state.digests()
         with rank.standing_writer():
             rank.save()
@@ -451,7 +451,7 @@ def test_where_there_is_no_memory_to_share_it_is_copied(rank_of: MakeRank, monke
 
 
 def test_state_that_comes_later_is_shared_too(rank_of: MakeRank) -> None:
-    """A parameter gets its first gradient, and with it its optimizer state, behind the first checkpoint."""
+    """A parameter gets its first gradient, and with it its optimizer state, after the first checkpoint."""
     run = Run()
     run.model.first.bias.requires_grad_(False)
     rank = rank_of(run)

@@ -139,10 +139,10 @@ def test_a_flipped_bit_in_the_header_is_told_from_one_in_a_tensor(group: Path) -
     assert "(in the header)" in said(group)
 
 
-@pytest.mark.parametrize(("behind", "tensor"), [(-1, "the header"), (0, "buffers.steps")])
-def test_damage_is_in_what_has_the_byte_and_not_in_its_neighbour(group: Path, behind: int, tensor: str) -> None:
+@pytest.mark.parametrize(("after", "tensor"), [(-1, "the header"), (0, "buffers.steps")])
+def test_damage_is_in_what_has_the_byte_and_not_in_its_neighbour(group: Path, after: int, tensor: str) -> None:
     header = int.from_bytes((group / MODEL).read_bytes()[:8], "little")
-    flip(group / MODEL, 8 + header + behind, 0)
+    flip(group / MODEL, 8 + header + after, 0)
     assert [finding.tensors for finding in diagnose(group).findings] == [(tensor,)]
 
 

@@ -370,7 +370,7 @@ class Cuda:
     def __exit__(self, *given: object) -> None: ...
 
     def wait_stream(self, stream: str) -> None:
-        self.done.append(f"behind {stream}")
+        self.done.append(f"after {stream}")
 
     def synchronize(self) -> None:
         self.done.append("synchronize")
@@ -389,7 +389,7 @@ def test_memory_for_cuda_is_pinned_and_a_copy_is_finished_when_it_is_handed_over
     slot.capture({"parameters.w": torch.arange(4.0)})
     assert slot._views["parameters.w"].tolist() == [0, 1, 2, 3]
     slot.close()
-    assert cuda.done == ["on cuda:1", "register 4096", "behind the current one", "copy", "synchronize", "unregister"]
+    assert cuda.done == ["on cuda:1", "register 4096", "after the current one", "copy", "synchronize", "unregister"]
 
 
 def test_memory_that_cuda_does_not_pin_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

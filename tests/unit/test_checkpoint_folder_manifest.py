@@ -201,7 +201,7 @@ def test_form_and_order_are_part_of_an_arrays_digest(tmp_path: Path) -> None:
     ("name", "data", "words"),
     [
         ("a.npy", npy(np.zeros(3))[:-1], "ends 1 bytes early"),
-        ("a.npy", npy(np.zeros(3)) + b"x", "bytes behind its end"),
+        ("a.npy", npy(np.zeros(3)) + b"x", "bytes after its end"),
         ("a.npy", b"no array", "ValueError"),
         ("a.npz", npz(("a", npy(np.zeros(2))), ("a", npy(np.zeros(2)))), "two entries of one name"),
         ("a.npz", npz(("a", npy(np.zeros(2))[:-3])), "ends 3 bytes early"),

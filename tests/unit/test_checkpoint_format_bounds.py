@@ -110,7 +110,7 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
     "a name one letter too long": (of_tensor("parameters." + "w" * 502), f"{MODEL}: tensor name 'parameters."),
     "another component": (of_tensor("weights.parameters"), f"{MODEL}: tensor name 'weights.parameters'"),
     "seventeen dimensions": (of_tensor(shape=(1,) * 17), f"{MODEL}: shape of 'parameters.w'"),
-    "a size below zero behind another": (of_tensor(shape=(1, -1)), f"{MODEL}: shape of 'parameters.w'"),
+    "a size below zero after another": (of_tensor(shape=(1, -1)), f"{MODEL}: shape of 'parameters.w'"),
     "more elements than torch counts": (of_tensor(shape=(2**62, 2)), f"{MODEL}: shape of 'parameters.w'"),
     "more strides than torch counts": (of_tensor(shape=(0, 2**62, 2)), f"{MODEL}: shape of 'parameters.w'"),
     "a tensor's digest that is none": (of_tensor(digest="A" * 64), "not a digest: 'AAAAAAAAAAAAAAAAAAAA'"),

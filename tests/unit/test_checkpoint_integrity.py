@@ -384,7 +384,7 @@ def test_a_large_tensor_is_finite_where_all_its_pieces_are(tmp_path: Path, bad: 
     fd = fs.open(tmp_path / "large", os.O_RDONLY)
     ((digest_of, sound),) = _hash_leaves(fs, fd, [Leaf(0, values.nbytes, b"", place)], "blake3", "model")
     assert sound == (bad is None)
-    entry = PartEntry(values.nbytes, digest_of, (), {})  # of a part that is one leaf, whose tensors are looked at behind it
+    entry = PartEntry(values.nbytes, digest_of, (), {})  # of a part that is one leaf, whose tensors are looked at after it
     with nullcontext() if bad is None else pytest.raises(CheckpointRejected, match=r"parameters\.large"):
         _check_tensors(fs, [(fd, entry, place)], "blake3", "model", once=True)
     fs.close(fd)

@@ -210,7 +210,7 @@ def test_of_a_single_file_that_could_not_be_saved_the_commit_goes_first(tmp_path
 
 
 def where(chunks: int = 100) -> _Where:
-    """A part of six tensors of one chunk each behind a header of one chunk."""
+    """A part of six tensors of one chunk each after a header of one chunk."""
     specs = [TensorSpec(f"parameters.{letter}", "torch.uint8", (CHUNK,)) for letter in "abcdef"]
     places = [TensorPlace(spec, CHUNK * (number + 1)) for number, spec in enumerate(specs)]
     return _Where(PartEntry(7 * CHUNK - 10, "", (0,) * chunks, {}), places, "BLAKE3")

@@ -145,7 +145,7 @@ def test_what_is_no_folder_in_the_way_is_set_aside(tmp_path: Path, there: str) -
 
 
 def test_the_predecessor_of_a_checkpoint_is_the_newest_older_one(tmp_path: Path) -> None:
-    """Steps may be saved again behind newer ones, after a resume from an older one."""
+    """Steps may be saved again after newer ones, after a resume from an older one."""
     with closing(store_at(tmp_path, replace(CONFIG, keep=9))) as store:
         saved = {step: store.save(image(step), 0) for step in (20, 10, 30, 25)}
     commits = {step: read_commit((each.path / COMMIT).read_bytes()) for step, each in saved.items()}
@@ -383,7 +383,7 @@ def test_whichever_call_is_refused_the_error_names_it_and_the_previous_checkpoin
             break
         assert not leftovers(healthy)
         choice = healthy.newest_valid()
-        # a refusal behind the rename leaves a whole checkpoint that was not acknowledged: legal, and it may be found
+        # a refusal after the rename leaves a whole checkpoint that was not acknowledged: legal, and it may be found
         assert choice.report is not None and choice.report.global_step in (10, 20)
         saved = commit(healthy, 20, single=single)
         report = healthy.newest_valid().report

@@ -226,15 +226,15 @@ def rejected(path: Path, reason: str) -> IntegrityReport:
     return IntegrityReport(path, False, "parts", reason)
 
 
-@pytest.mark.parametrize(("behind", "found"), [(15, True), (16, False)])
-def test_so_many_late_checkpoints_are_looked_at_again(tmp_path: Path, behind: int, found: bool) -> None:
+@pytest.mark.parametrize(("after", "found"), [(15, True), (16, False)])
+def test_so_many_late_checkpoints_are_looked_at_again(tmp_path: Path, after: int, found: bool) -> None:
     for step in range(20):
         (tmp_path / f"step_{step:08d}").mkdir()
     looked: list[str] = []
 
     def examine(path: Path) -> IntegrityReport:
         looked.append(path.name)
-        if len(looked) > 20 and path.name == f"step_{19 - behind:08d}":
+        if len(looked) > 20 and path.name == f"step_{19 - after:08d}":
             return IntegrityReport(path, True)
         return rejected(path, "ENOENT at it")
 
@@ -521,7 +521,7 @@ def test_only_the_rank_that_writes_prepares_a_writer(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("deferred", "reason"), [(True, "there is no background writer"), (False, "")])
 def test_why_nothing_is_deferred_is_on_the_line_where_something_could_be(monkeypatch: pytest.MonkeyPatch, deferred: bool, reason: str) -> None:
-    """Without a writer: the line of a strategy that copies has no reason, and the failure behind it says why."""
+    """Without a writer: the line of a strategy that copies has no reason, and the failure after it says why."""
     said: list[Any] = []
     strategy = OverlappedStrategy.__new__(OverlappedStrategy)
     context = SimpleNamespace(

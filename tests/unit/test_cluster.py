@@ -372,7 +372,7 @@ def test_the_manifest_is_what_the_jobs_say_and_silence_is_no_success(tmp_path: P
 
 
 def test_a_lost_job_ends_nothing_but_itself(tmp_path: Path, queue: set[str]) -> None:
-    """Those behind it are waited for, and the manifest goes on telling of them while they run."""
+    """Those after it are waited for, and the manifest goes on telling of them while they run."""
     told = threading.Event()
 
     def told_of(self: Manifest, run: str, status: str, reason: str = "") -> None:

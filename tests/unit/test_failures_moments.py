@@ -1,4 +1,4 @@
-"""A failure strikes at its moment inside a step: after its share, once, in its rank; and before and behind that step nothing stands there."""
+"""A failure strikes at its moment inside a step: after its share, once, in its rank; and before and after that step nothing stands there."""
 
 # ruff: noqa: PTH102, PTH108
 from __future__ import annotations
@@ -133,7 +133,7 @@ def test_a_capture_is_struck_when_the_ranks_have_met_and_nothing_is_copied(tmp_p
     injector.before_save(4)
     run.train_state.gather(run.progress())
     assert seen == []
-    injector.before_save(7)  # the first one due at step 5 or behind it
+    injector.before_save(7)  # the first one due at step 5 or after it
     run.train_state.gather(run.progress())
     assert seen == [False]
     injector.before_save(8)

@@ -106,7 +106,7 @@ def test_metrics_say_what_a_recovery_cost(recorded: Path) -> None:
 
 
 def test_a_restart_is_charged_to_the_first_new_step_too(recorded: Path) -> None:
-    """Behind the loading it does two steps again (7 and 8), in 0.05 s, and their checkpoints none."""
+    """After the loading it does two steps again (7 and 8), in 0.05 s, and their checkpoints none."""
     (spared,), (blk, _) = metrics(recorded, "spared")["recoveries"], metrics(recorded, "blk")["recoveries"]
     assert spared["seconds"] == pytest.approx(0.21 + 0.3 + 0.1, abs=0.06)
     assert blk["seconds"] > spared["seconds"] + 0.5
@@ -153,7 +153,7 @@ def test_samples_are_lost_in_the_steps_of_their_own_attempt_alone(tmp_path: Path
 
 
 def test_what_was_lost_and_then_done_again_from_a_checkpoint_is_not_lost(tmp_path: Path) -> None:
-    """Samples of step 9 are lost; at step 12 all die, and begin anew behind step 6: steps 10 and 11 come out otherwise, and as in the reference."""
+    """Samples of step 9 are lost; at step 12 all die, and begin anew after step 6: steps 10 and 11 come out otherwise, and as in the reference."""
     build_ref(tmp_path)
     layout = SurvivedBuilder(tmp_path / "back", LOSSY, (Death(9, spares=1), Death(12, all_anew=True))).build()
     records, verdict = load(layout), verify_run(layout.root)

@@ -55,7 +55,7 @@ def one_thread() -> Iterator[None]:
 
 
 def lying_at(tensor: torch.Tensor, offset: int) -> torch.Tensor:
-    """A copy that begins `offset` bytes behind a multiple of ALIGNMENT, or as near to that as its elements allow."""
+    """A copy that begins `offset` bytes after a multiple of ALIGNMENT, or as near to that as its elements allow."""
     offset = offset // tensor.element_size() * tensor.element_size()
     room = torch.empty(tensor.nbytes + 2 * ALIGNMENT, dtype=torch.uint8)
     start = -room.data_ptr() % ALIGNMENT + offset

@@ -319,7 +319,7 @@ def test_ticks_that_a_suspended_machine_missed_are_skipped_and_later_ones_keep_t
 
 
 def test_the_end_waits_for_the_last_sample() -> None:
-    """What is kept behind the end would be written to a journal that is closed."""
+    """What is kept after the end would be written to a journal that is closed."""
     begun, finish, kept = threading.Event(), threading.Event(), list[DiskLine]()
 
     def keep(each: DiskLine) -> None:

@@ -228,7 +228,7 @@ def test_a_run_without_numbers_or_verdict_passes_no_gate_by_that() -> None:
 
 
 def test_snapshots_are_counted_by_themselves_and_priced_by_rank_0s_own_account(tmp_path: Path) -> None:
-    """Behind step 6 a checkpoint was submitted, too: what it cost is on the checkpoint's account."""
+    """After step 6 a checkpoint was submitted, too: what it cost is on the checkpoint's account."""
     found = load(build_blk(tmp_path))
     checkpoint = replace(found.stored.config.checkpoint, strategy="in_memory")
     taken = replace(found, stored=replace(found.stored, config=replace(found.stored.config, checkpoint=checkpoint)))

@@ -1,4 +1,4 @@
-"""The board between real processes: beats are seen, the word to stop reaches all ranks behind the same step."""
+"""The board between real processes: beats are seen, the word to stop reaches all ranks after the same step."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def test_a_new_attempt_begins_with_a_clean_board_beside_a_writer_that_lived_on(b
 
 def test_rank_0_chooses_the_next_step_and_only_once(board: HeartbeatTable) -> None:
     first, second = HeartbeatWriter(board, 0), HeartbeatWriter(board, 1)
-    assert (first.stop_behind(4), second.stop_behind(4)) == (None, None)
+    assert (first.stop_after(4), second.stop_after(4)) == (None, None)
     board.ask_to_stop()
-    assert second.stop_behind(4) is None, "no other rank chooses"
-    assert first.stop_behind(5) == 6
-    assert (second.stop_behind(6), first.stop_behind(6)) == (6, 6)
+    assert second.stop_after(4) is None, "no other rank chooses"
+    assert first.stop_after(5) == 6
+    assert (second.stop_after(6), first.stop_after(6)) == (6, 6)
 
 
 def test_the_step_to_stop_behind_may_be_the_first(board: HeartbeatTable) -> None:
@@ -77,7 +77,7 @@ while True:
     os.write(out, b"g")  # the exchange of gradients: whoever has its peer's has seen what the peer saw before
     os.read(back, 1)
     heartbeat.phase("logging")
-    if heartbeat.stop_behind(step) == step:
+    if heartbeat.stop_after(step) == step:
         break
 print(step)
 """
@@ -132,7 +132,7 @@ def test_a_rank_that_nobody_watches_beats_into_nothing() -> None:
     heartbeat = HeartbeatWriter(None, 0)
     heartbeat.step(1)
     heartbeat.again()
-    assert heartbeat.stop_behind(1) is None
+    assert heartbeat.stop_after(1) is None
 
 
 def test_what_a_rank_keeps_outlives_it_for_its_last_two_steps_and_a_new_attempt(board: HeartbeatTable) -> None:

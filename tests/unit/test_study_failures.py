@@ -84,7 +84,7 @@ def test_no_two_failed_saves_leave_a_run_without_its_last_one() -> None:
 
 
 def test_a_fault_is_not_drawn_behind_the_death_of_a_background_writer() -> None:
-    """Its death may lose whatever waits for it: the fault would then be of the last save, behind which the run rightly ends with it."""
+    """Its death may lose whatever waits for it: the fault would then be of the last save, after which the run rightly ends with it."""
 
     def both(strategy: str) -> list[tuple[int, int]]:
         drawn = [generate(random.Random(number), (strategy,), ("enospc", "writer"))[1] for number in range(80)]

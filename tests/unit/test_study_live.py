@@ -81,7 +81,7 @@ def line(rank: int, step: int, attempt: int, digest: str, world_size: int = 3) -
 
 
 def history() -> RunHistory:
-    """Of three ranks rank 1 is killed in the backward pass of step 2, behind the first of two buckets; the others finish it and do step 3."""
+    """Of three ranks rank 1 is killed in the backward pass of step 2, after the first of two buckets; the others finish it and do step 3."""
     config = build(RUN_SPEC.keys(("kill@2.backward/0.5:1",)))
     planned = PlannedFailure(0, "kill", 1, 2, "backward", share=0.5)
     fault = FaultEffect(planned, InjectedFault(0, "kill", 1, 2, 0, 0.0, 0.0, 2), frozenset((1,)))
@@ -116,7 +116,7 @@ def spoken(told: RunHistory, rank: int, **changes: Any) -> RunHistory:
 
 def test_survivors_that_are_not_alike_are_apart() -> None:
     told, lines = history(), history().attempts[0].lines
-    assert "differ behind step 2" in live_invariants.apart(retold(told, lines=lines | {2: (lines[2][0], line(2, 2, 0, "other"))}))
+    assert "differ after step 2" in live_invariants.apart(retold(told, lines=lines | {2: (lines[2][0], line(2, 2, 0, "other"))}))
     assert "state_digest" in live_invariants.apart(spoken(told, 2, state_digest="other"))
     assert "alive" in live_invariants.apart(spoken(told, 2, alive=(0, 1, 2)))
     assert "redone" in live_invariants.apart(spoken(told, 0, redone=()))
@@ -124,7 +124,7 @@ def test_survivors_that_are_not_alike_are_apart() -> None:
     assert "left no survivor report" in live_invariants.apart(retold(told, survivor_reports={0: told.attempts[0].survivor_reports[0]}))
     assert "was killed and went on" in live_invariants.apart(retold(told, faults=(replace(told.attempts[0].faults[0], ranks=frozenset((2,))),)))
     late = replace(told.attempts[1].attempt, resumed_from_step=1)
-    assert "goes on behind step 1" in live_invariants.apart(retold(told, 1, attempt=late))
+    assert "goes on after step 1" in live_invariants.apart(retold(told, 1, attempt=late))
 
 
 def test_what_goes_back_to_a_checkpoint_need_not_say_what_state_it_gives_up() -> None:

@@ -62,7 +62,7 @@ def sim(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SimulatedRun
 
 
 def without_failure(sim: SimulatedRun) -> tuple[str, State]:
-    """The digest behind the mini-batch, and the state before it, in which the run is again."""
+    """The digest after the mini-batch, and the state before it, in which the run is again."""
     before = sim.trainee.state()
     sim.step()
     digest = sim.trainee.digest()

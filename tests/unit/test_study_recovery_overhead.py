@@ -139,7 +139,7 @@ def wall_of(spec: JobSpec, work: float, *times: float, fatal: Sequence[int] = ()
     ],
 )
 def test_a_job_that_rolls_back_second_by_second(times: tuple[float, ...], wall: float, checkpoints: int) -> None:
-    """30 s of work, a checkpoint of 1 s behind each 10 s, a restart of 5 s."""
+    """30 s of work, a checkpoint of 1 s after each 10 s, a restart of 5 s."""
     assert wall_of(JobSpec(10, 1, restart=5), 30, *times) == pytest.approx((wall, len(times), checkpoints))
 
 
@@ -220,7 +220,7 @@ PARTS = Parts(mini_batch=2.0, checkpoint=5.0, init=30.0, restart=10.0, every=100
     ],
 )
 def test_a_failure_is_the_sum_of_its_parts(strategy: str, costs: dict[str, float]) -> None:
-    """Two of eight workers die 40 mini-batches behind the checkpoint, a quarter into the next; their places can be filled after a minute."""
+    """Two of eight workers die 40 mini-batches after the checkpoint, a quarter into the next; their places can be filled after a minute."""
     scenario = FailureScenario(8, casualties=2, replace_s=60, spare_share=0.25)
     assert BY_NAME[strategy].costs(PARTS, scenario, Loss(40, 0.25)) == pytest.approx(costs)
 
@@ -297,7 +297,7 @@ def test_two_minutes_at_a_hundred_thousand() -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs: one without failures, and one killed 3 and 2 steps behind its checkpoints."""
+    """Two runs: one without failures, and one killed 3 and 2 steps after its checkpoints."""
     folder = tmp_path_factory.mktemp("sweep")
     build_ref(folder)
     build_blk(folder)

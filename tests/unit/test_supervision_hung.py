@@ -159,7 +159,7 @@ class AskAgain(StopAtFirstProgress):
 
 
 def test_a_second_stop_ends_a_graceful_stop_that_hangs(launcher: StandinLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that never come to the step that they were to stop behind; neither the grace nor the hang's limit would end them."""
+    """Ranks that never come to the step that they were to stop after; neither the grace nor the hang's limit would end them."""
     monkeypatch.setattr(stop_signals, "ECHO_S", 1e-9)
     config = replace(SAVING, supervision=replace(QUICK, hang_timeout_s=3600.0, start_timeout_s=3600.0, grace_s=3600.0))
     layout, ui = prepared(tmp_path, {0: "7:wait", 1: "7:freeze"}, config=config), AskAgain(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Who goes on behind an attempt that ranks have outlived, and from where."""
+"""Who goes on after an attempt that ranks have outlived, and from where."""
 
 from __future__ import annotations
 

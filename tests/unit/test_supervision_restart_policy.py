@@ -86,7 +86,7 @@ def resized(number: int, last_step: int) -> Attempt:
 
 def test_a_planned_change_of_size_spends_no_restart() -> None:
     decision = decide((resized(0, 40),), 0, None)
-    assert decision.restart and "2 ranks ended behind step 40, a planned change" in decision.reason
+    assert decision.restart and "2 ranks ended after step 40, a planned change" in decision.reason
     assert restarts((resized(0, 40), attempt(1, 50), resized(2, 60), attempt(3, 70))) == 1
 
 

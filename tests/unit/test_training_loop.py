@@ -1,4 +1,4 @@
-"""The loop's edges: where it starts behind the last step, or behind one that a failure is planned for."""
+"""The loop's edges: where it starts after the last step, or after one that a failure is planned for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def loop_at(step: int, loss: float = 0.25) -> Any:
     """A loop to step 10 whose parts only note what they are asked."""
     names = ("train_step", "loader", "sampler", "train_state", "strategy", "injector", "heartbeat", "clock", "journal", "report")
     parts = {name: MagicMock() for name in names}
-    parts["heartbeat"].stop_behind.return_value = None
+    parts["heartbeat"].stop_after.return_value = None
     return TrainLoop(RunConfig(target_steps=10), attempt=1, rank=0, world_size=1, global_step=step, line_chain="", loss=loss, **parts)
 
 
@@ -67,7 +67,7 @@ def test_what_is_owed_is_saved_before_the_first_step_and_not_prepared_for_twice(
 
 
 def test_a_rank_that_learns_of_the_stop_behind_its_last_step_saves_that_step() -> None:
-    """The word may reach a rank only with the gradients of the step to stop behind: it is asked for between that step and its checkpoint."""
+    """The word may reach a rank only with the gradients of the step to stop after: it is asked for between that step and its checkpoint."""
     loop = loop_at(0)
     loop.config = RunConfig(target_steps=10, checkpoint=CheckpointConfig(every=100, final=False))
     loop.train_step.run.return_value = StepResult(0.5, 0.5)
@@ -75,7 +75,7 @@ def test_a_rank_that_learns_of_the_stop_behind_its_last_step_saves_that_step() -
     loop.sampler.epoch = loop.sampler.cursor_step = 0
     loop.train_state.state_digest.return_value = None
     loop.journal.append.return_value = b"line"
-    loop.heartbeat.stop_behind.side_effect = lambda step: 3 if step == 3 else None
+    loop.heartbeat.stop_after.side_effect = lambda step: 3 if step == 3 else None
     loop.run()
     assert [call.args[0].global_step for call in loop.strategy.save.call_args_list] == [3]
     loop.strategy.confirm.assert_called_once_with(3)

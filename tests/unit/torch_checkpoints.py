@@ -54,7 +54,7 @@ def with_tensors(path: Path, change: Callable[[Tensors], Any], *, digests: bool 
 
 
 def rezipped(data: bytes, change: Callable[[dict[str, bytes]], Any], compression: int = zipfile.ZIP_STORED) -> bytes:
-    """The same zip file with its entries changed, by their names behind the first folder."""
+    """The same zip file with its entries changed, by their names after the first folder."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         entries = {info.filename: archive.read(info) for info in archive.infolist()}
     change(entries)

@@ -12,7 +12,7 @@ from ecrl_cli.audit.components import Judged, walk
 @dataclass(frozen=True)
 class Costs:
     """In seconds. `save_seconds`: how long the job stood in each save. `restart_seconds`: from the last step before a death to the end of the first
-    one behind it. `goodput`: the share of the wall time that the steps which count took, each at the median of its attempt; None if no wall time
+    one after it. `goodput`: the share of the wall time that the steps which count took, each at the median of its attempt; None if no wall time
     is on record."""
 
     attempts: int

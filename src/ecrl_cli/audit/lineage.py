@@ -20,19 +20,19 @@ _DIGITS = re.compile(r"\d+")
 class Resumed:
     """How attempt `attempt` began.
 
-    `behind`: the step whose parameters it had; None: those of no recorded step. `proof`: what showed it: content, load (a checkpoint that was
+    `after`: the step whose parameters it had; None: those of no recorded step. `proof`: what showed it: content, load (a checkpoint that was
     read), declared (the job's own numbers) or nothing.
     """
 
     attempt: int
-    behind: int | None
+    after: int | None
     proof: str
     loaded: tuple[str, ...]
     newest_saved: int | None
-    optimizer_behind: int | None
+    optimizer_after: int | None
     entries: int | None
     comparable: bool = True  # a digest of the newest checkpoint's state is on record
-    strays: tuple[int, ...] = ()  # ranks that began with other parameters than any rank had behind that step
+    strays: tuple[int, ...] = ()  # ranks that began with other parameters than any rank had after that step
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def path_of(arm: Arm) -> Path:
         begun = _resumed(number, processes, states, saves) if offsets else Resumed(number, 0, "first", (), None, 0, None)
         if offsets:
             resumed.append(begun)
-        offset = offsets[number] = begun.behind or 0
+        offset = offsets[number] = begun.after or 0
         _overwrite(steps, again, processes, (number, sizes), offset)
         for process in processes:
             states += _states(process, offset)

@@ -54,7 +54,7 @@ later attempt, whose number stands above.</small></p>
 {% for cost in costs %}<tr><td>{{ cost.arm }}</td><td>{{ cost.steps }}</td><td>{{ cost.again }}</td><td>{{ cost.seconds }}</td>
 <td>{{ cost.restarts }}</td><td>{{ cost.saves }}</td><td>{{ cost.goodput }}</td></tr>{% endfor %}
 </table></div>
-<p><small>Back after a death: from the last step before it to the end of the first one behind it, start of the processes and the load included.
+<p><small>Back after a death: from the last step before it to the end of the first one after it, start of the processes and the load included.
 Goodput: the share of the wall time that went into steps which count. Recording is part of all of this.</small></p>
 {% if verdict.troubles %}<h2>Not seen</h2><ul>{% for trouble in verdict.troubles %}<li>{{ trouble }}</li>{% endfor %}</ul>{% endif %}
 </body></html>

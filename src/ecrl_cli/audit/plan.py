@@ -51,7 +51,7 @@ def planned_arms(config: AuditConfig, reference: Judged) -> tuple[PlannedArm, ..
 
 
 def _typed(config: AuditConfig, last: int, saved: dict[int, set[int]]) -> PlannedArm:
-    """`saved`: by rank, the steps behind which the undisturbed run saved."""
+    """`saved`: by rank, the steps after which the undisturbed run saved."""
     failure, faults = config.failure, []
     if failure.rank not in saved:
         raise ConfigError("failure.rank", f"rank {failure.rank} does not exist, the job has {len(saved)}", f"use 0 to {max(saved)}")
@@ -60,8 +60,8 @@ def _typed(config: AuditConfig, last: int, saved: dict[int, set[int]]) -> Planne
         if step > last:
             raise ConfigError("failure.steps", f"step {step} is beyond the job's last step {last}", "lower it")
         if moment == "save" and step not in saved[failure.rank]:
-            said = f"{text}: rank {failure.rank} saves nothing behind step {step} in the undisturbed run"
-            raise ConfigError("failure.steps", said, f"it saves behind {', '.join(map(str, sorted(saved[failure.rank])[:SHOWN])) or 'none'}")
+            said = f"{text}: rank {failure.rank} saves nothing after step {step} in the undisturbed run"
+            raise ConfigError("failure.steps", said, f"it saves after {', '.join(map(str, sorted(saved[failure.rank])[:SHOWN])) or 'none'}")
         faults.append(PlannedFault(index, index, failure.kind, failure.rank, step, moment))
     return PlannedArm("struck", "as typed", tuple(faults), bool(config.audit.elastic))
 
@@ -84,7 +84,7 @@ def _off_boundary(saved: list[int], last: int, rank: int) -> PlannedArm | None:
 
 def _on_boundary(saved: list[int], rank: int) -> PlannedArm | None:
     """Right after a checkpoint: no step is repeated."""
-    return _kill("on-boundary", f"right behind the checkpoint of step {saved[0]}", saved[0] + 1, rank) if saved else None
+    return _kill("on-boundary", f"right after the checkpoint of step {saved[0]}", saved[0] + 1, rank) if saved else None
 
 
 def _second_epoch(saved: list[int], epochs: list[int], last: int, rank: int) -> PlannedArm | None:
@@ -93,4 +93,4 @@ def _second_epoch(saved: list[int], epochs: list[int], last: int, rank: int) -> 
         return None
     inside = [step for step in saved if step > epochs[0]]
     step = min(last, (inside[0] if inside else epochs[0]) + 2)
-    return _kill("later-epoch", f"in an epoch behind the first, which ended at step {epochs[0]}", step, rank)
+    return _kill("later-epoch", f"in an epoch after the first, which ended at step {epochs[0]}", step, rank)

@@ -59,29 +59,29 @@ def _restored(judged: Judged, begun: Resumed, reference: Judged | None) -> Itera
     if not starts:  # no step recorded: `same_end` and `progress` judge that
         return
     if begun.proof != "content" and not begun.comparable:
-        said = "no digest of the state behind the newest checkpoint is on record (audit.digests)"
+        said = "no digest of the state after the newest checkpoint is on record (audit.digests)"
         yield Finding("restored: parameters", NOT_CHECKED, said, arm)
         return
-    if begun.behind is None or begun.proof == "load":
-        said = f"the parameters in front of the first step of {who} are those of no earlier step"
+    if begun.after is None or begun.proof == "load":
+        said = f"the parameters before the first step of {who} are those of no earlier step"
         yield Finding("restored: parameters", BROKEN, f"{said}: they were not restored as they were", arm, begun.newest_saved)
         return
-    next_step = begun.behind + 1
+    next_step = begun.after + 1
     if begun.strays:
         ranks = ", ".join(map(str, begun.strays))
-        said = f"rank {ranks} began {who} with parameters that no rank had behind step {begun.behind}: they were not restored"
+        said = f"rank {ranks} began {who} with parameters that no rank had after step {begun.after}: they were not restored"
         yield Finding("restored: parameters", BROKEN, said, arm, next_step)
         return
-    yield Finding("restored: parameters", KEPT, f"{who} began with the parameters of step {begun.behind}", arm)
-    if begun.entries is not None and begun.behind:
+    yield Finding("restored: parameters", KEPT, f"{who} began with the parameters of step {begun.after}", arm)
+    if begun.entries is not None and begun.after:
         if begun.entries == 0 and _had_state(judged, begun):
-            said = f"the optimizer's state in front of step {next_step} is that of no earlier step (0 entries): it was not loaded"
+            said = f"the optimizer's state before step {next_step} is that of no earlier step (0 entries): it was not loaded"
             yield Finding("restored: optimizer", BROKEN, said, arm, next_step)
-        elif begun.optimizer_behind == begun.behind or (begun.optimizer_behind is not None and not _had_state(judged, begun)):
-            yield Finding("restored: optimizer", KEPT, f"{who} began with the optimizer's state of step {begun.behind}", arm)
+        elif begun.optimizer_after == begun.after or (begun.optimizer_after is not None and not _had_state(judged, begun)):
+            yield Finding("restored: optimizer", KEPT, f"{who} began with the optimizer's state of step {begun.after}", arm)
         else:
-            where = f"that of step {begun.optimizer_behind}" if begun.optimizer_behind is not None else "that of no earlier step"
-            said = f"the optimizer's state in front of step {next_step} is {where}, the parameters are those of step {begun.behind}"
+            where = f"that of step {begun.optimizer_after}" if begun.optimizer_after is not None else "that of no earlier step"
+            said = f"the optimizer's state before step {next_step} is {where}, the parameters are those of step {begun.after}"
             yield Finding("restored: optimizer", BROKEN, said, arm, next_step)
     yield from _against(judged, begun, reference, starts)
 
@@ -89,14 +89,14 @@ def _restored(judged: Judged, begun: Resumed, reference: Judged | None) -> Itera
 def _had_state(judged: Judged, begun: Resumed) -> bool:
     """Whether the optimizer had any state after the step resumed from: plain SGD has none."""
     first = [process.start for process in judged.arm.attempts[min(judged.arm.attempts)] if process.start is not None]
-    ranks = judged.path.steps.get(begun.behind or 0, {})
+    ranks = judged.path.steps.get(begun.after or 0, {})
     behind = [step.digests.get("optimizer") for _, step in ranks.values()]
     return bool(first and behind) and any(digest and digest != first[0].get("optimizer") for digest in behind)
 
 
 def _against(judged: Judged, begun: Resumed, reference: Judged | None, starts: dict[int, dict[str, object]]) -> Iterator[Finding]:
     """Settings, generators and scaler at the first step's update, compared with the same step of the undisturbed run."""
-    arm, number = judged.arm.name, (begun.behind or 0) + 1
+    arm, number = judged.arm.name, (begun.after or 0) + 1
     if begun.attempt in judged.path.resized:
         said = f"attempt {begun.attempt} had another number of processes: generators are a rank's own, and a schedule may depend on their number"
         yield Finding("restored: generators", NOT_CHECKED, said, arm)
@@ -112,15 +112,15 @@ def _against(judged: Judged, begun: Resumed, reference: Judged | None, starts: d
         if wrong:
             key = "settings" if name == "settings" else "generators"
             rates = f"lr {[*starts[wrong[0]].get('lr', [])]} for {[*due[wrong[0]][1].lr]}" if name == "settings" else ""  # type: ignore[misc]
-            said = f"in front of step {number}, rank {', '.join(map(str, wrong))}: {MEANING[key]}"
+            said = f"before step {number}, rank {', '.join(map(str, wrong))}: {MEANING[key]}"
             yield Finding(f"restored: {component}", BROKEN, said, arm, number, (rates,) if rates else ())
         elif pairs:
-            yield Finding(f"restored: {component}", KEPT, f"attempt {begun.attempt} had those of the undisturbed run in front of step {number}", arm)
+            yield Finding(f"restored: {component}", KEPT, f"attempt {begun.attempt} had those of the undisturbed run before step {number}", arm)
     pairs = [(rank, ours[rank][1].digests.get("buffers"), due[rank][1].digests.get("buffers")) for rank in ours.keys() & due.keys()]
     pairs = [pair for pair in pairs if pair[1] and pair[2]]
     if pairs and not _samples_differ(ours, due):  # other samples leave other running statistics
         wrong = [rank for rank, one, other in pairs if one != other]
-        said = f"behind step {number}, rank {', '.join(map(str, wrong))}: {MEANING['buffers']}" if wrong else "they are those of the undisturbed run"
+        said = f"after step {number}, rank {', '.join(map(str, wrong))}: {MEANING['buffers']}" if wrong else "they are those of the undisturbed run"
         yield Finding("restored: buffers", BROKEN if wrong else KEPT, said, arm, number if wrong else None)
     scales = [(rank, ours[rank][1].scale, due[rank][1].scale) for rank in ours.keys() & due.keys()]
     if any(one is not None or other is not None for _, one, other in scales):
@@ -166,16 +166,16 @@ def same_trajectory(judged: Judged, reference: Judged | None, stable: bool) -> F
 def right_checkpoint(judged: Judged) -> Finding:
     """Each attempt resumed from the newest checkpoint that was complete when the previous attempt died."""
     promise, arm = "right checkpoint", judged.arm.name
-    known = [begun for begun in judged.path.resumed if begun.newest_saved is not None and begun.behind is not None]
+    known = [begun for begun in judged.path.resumed if begun.newest_saved is not None and begun.after is not None]
     if not known:
         return Finding(promise, NOT_CHECKED, "no finished checkpoint is on record before a death", arm)
     for begun in known:
-        behind, newest = begun.behind or 0, begun.newest_saved or 0
+        behind, newest = begun.after or 0, begun.newest_saved or 0
         if behind < newest:
-            said = f"attempt {begun.attempt} went on behind step {behind}, and a checkpoint of step {newest} had been finished"
+            said = f"attempt {begun.attempt} went on after step {behind}, and a checkpoint of step {newest} had been finished"
             return Finding(promise, BROKEN, said, arm, newest, tuple(f"read {path}" for path in begun.loaded[:SHOWN]))
     return Finding(
-        promise, KEPT, "each attempt went on from the newest finished checkpoint: " + ", ".join(f"step {begun.behind}" for begun in known), arm
+        promise, KEPT, "each attempt went on from the newest finished checkpoint: " + ", ".join(f"step {begun.after}" for begun in known), arm
     )
 
 
@@ -261,7 +261,7 @@ def state_used(judged: Judged, cold: Judged, reference: Judged | None) -> Findin
 def _compared(judged: Judged, begun: Resumed, cold: Judged, reference: Judged | None) -> tuple[list[str], list[str]]:
     """The components that equal a cold start's in each of the first steps although the undisturbed run's differ there; and those that do not."""
     alike, unlike = [], []
-    expected_after = begun.behind or begun.newest_saved or 0
+    expected_after = begun.after or begun.newest_saved or 0
     ours = {process.rank: process.steps for process in judged.arm.attempts[begun.attempt]}
     theirs = {process.rank: process.steps for process in cold.arm.attempts[min(cold.arm.attempts)]}
     for name in COMPONENTS:

@@ -75,7 +75,7 @@ class Process:
     loads: list[dict[str, Any]] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
-    skips: list[int] = field(default_factory=list)  # behind which steps the gradient scaler left a window out
+    skips: list[int] = field(default_factory=list)  # after which steps the gradient scaler left a window out
     faults: list[dict[str, Any]] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     torn: int = 0

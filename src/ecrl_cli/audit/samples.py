@@ -66,9 +66,9 @@ def _skips(judged: Judged) -> Skips:
 
 
 def _overflowed(judged: Judged, reference: Judged, skips: tuple[Skips, Skips], number: int, rank: int) -> str:
-    """Whether the gradient scaler skipped more or fewer steps in front of step `number` than in the undisturbed run, in words; empty if not.
+    """Whether the gradient scaler skipped more or fewer steps before step `number` than in the undisturbed run, in words; empty if not.
 
-    An attempt that resumed behind some of those steps counts only the rest.
+    An attempt that resumed after some of those steps counts only the rest.
     """
     attempt = judged.path.steps[number][rank][0]
     before = number - 1 - judged.path.offsets.get(attempt, 0)
@@ -76,7 +76,7 @@ def _overflowed(judged: Judged, reference: Judged, skips: tuple[Skips, Skips], n
     theirs = skips[1].get((reference.path.steps[number][rank][0], rank), Counter())[number - 1]
     if ours == theirs or (ours < theirs and before == 0):
         return ""
-    return f"in front of step {number}, gradients of rank {rank} overflowed {_times(ours)}, in the undisturbed run {_times(theirs)}"
+    return f"before step {number}, gradients of rank {rank} overflowed {_times(ours)}, in the undisturbed run {_times(theirs)}"
 
 
 def _times(count: int) -> str:

@@ -34,7 +34,7 @@ _OURS = {
 @dataclass(frozen=True)
 class Arguments:
     """Parsed arguments. `overrides`: without hydra.searchpath; `search`: the folders of --config-dir, hydra.searchpath and installed packages, in
-    the order in which options are looked for, behind ECRL's own; `show`: print the configuration and stop.
+    the order in which options are looked for, after ECRL's own; `show`: print the configuration and stop.
 
     `mix`: accept runs that another code version or machine began. `yes`: do not ask before a long run.
     `launcher`: who runs the jobs.

@@ -34,7 +34,7 @@ def _run(keys: list[str], command: tuple[str, ...], say: Callable[[str], None]) 
     from ecrl_cli.config.audit import build_audit, check_key
 
     if not command:
-        raise ConfigError("COMMAND", "is missing", "write it behind --: ecrl audit -- python train.py --out {dir}")
+        raise ConfigError("COMMAND", "is missing", "write it after --: ecrl audit -- python train.py --out {dir}")
     flags, keys = reporting().parse_known_args(keys)
     check_report(flags.junit)
     arguments = parse([quoted(key) for key in keys], PRIMARY)
@@ -75,7 +75,7 @@ def _judge(words: list[str]) -> int:
     if flags.state:
         return _compare_states(flags.folders)
     if len(flags.folders) != 1 or not flags.folders[0].is_dir():
-        raise ConfigError("ecrl audit", f"needs the folder of a recording, got {shown(' '.join(map(str, flags.folders)))}", "or a command behind --")
+        raise ConfigError("ecrl audit", f"needs the folder of a recording, got {shown(' '.join(map(str, flags.folders)))}", "or a command after --")
     check_report(flags.junit)
     folder = flags.folders[0].absolute()
     asked = asked_of(folder)

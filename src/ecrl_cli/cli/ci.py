@@ -22,7 +22,7 @@ class Case:
 
 
 def check_report(report: Path | None) -> None:
-    """ConfigError before anything is run, if the report could not be written behind it."""
+    """ConfigError before anything is run, if the report could not be written after it."""
     if report is not None and (not report.absolute().parent.is_dir() or report.is_dir()):
         raise ConfigError("--junit", f"{shown(str(report))} cannot be written", "name a file in a folder that there is")
 

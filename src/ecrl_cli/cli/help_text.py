@@ -54,7 +54,7 @@ Examples
   --yes, -y          start without asking where it takes longer than ten minutes (asked at a terminal only; never in CI or a batch job)
   --debug            add the traceback to an error
 
-reference=auto (the default) trains an undisturbed run behind those that failures are planned for, in references/ beside them, unless one is there:
+reference=auto (the default) trains an undisturbed run after those with planned failures, in references/ beside them, unless one is there:
 ecrl verify holds them against it. reference=none leaves it out, reference=always trains it for any run.
 
 Groups
@@ -112,7 +112,7 @@ ecrl compare RUN OTHER [--steps STEP,...] [--json]
 
 How far the checkpoints of two runs are apart, at each step that both have: of parameters, buffers and optimizer the L2 of the difference, also
 relative to OTHER's length, the largest distance in units in the last place, elements that are not finite, and how many tensors differ; of the
-generators how many differ. Both layouts and formats, .pt files too (read without unpickling), behind the integrity check; runs that diverged as well.
+generators how many differ. Both layouts and formats, .pt files too (read without unpickling), after the integrity check; runs that diverged as well.
 0 the same bits everywhere; 1 they differ; 3 a step is missing, or a checkpoint is refused.
 
 Examples
@@ -196,7 +196,7 @@ Examples
   audit.resume=TEXT  appended to the command from the second attempt on
   failure=KIND       kill, term, exit, stop, raise, oom, at failure.steps=[STEP] or [STEP.MOMENT] (before, backward, optimizer, save) of failure.rank;
                      several steps: one after the other. Without it three kills are drawn from what the undisturbed run showed:
-                     between two checkpoints, right behind one, and in a later epoch
+                     between two checkpoints, right after one, and in a later epoch
   audit.references=N undisturbed runs (2); audit.order=free: samples in any order
   audit.digests=N    digest the state every N steps (1) and at each checkpoint; 0: at checkpoints only
   audit.cold=true    also start it with nothing to resume from: a resumed attempt must differ from that
@@ -241,7 +241,7 @@ _ecrl() {
     verify|compare|report) COMPREPLY=($(compgen -o dirnames -- "$word")); return ;;
   esac
   COMPREPLY=($(compgen -W "$choices" -- "$word"))
-  # Bash splits words at '=': give back only what stands behind it.
+  # Bash splits words at '=': give back only what stands after it.
   if [[ "$word" == *=* && "$COMP_WORDBREAKS" == *=* ]]; then
     COMPREPLY=("${COMPREPLY[@]#"${word%=*}="}")
   fi

@@ -27,7 +27,7 @@ class RecoveryKind:
     against it. Otherwise all ranks resume from a checkpoint.
     `loses_samples`: the step in which ranks die is counted without some of its samples: the dead ranks', or with `drops_step` all. Survivors
     record the lost samples, and verify compares these records with what was applied; any other recovery must apply every sample.
-    `drops_step`: that step changes nothing: survivors go on from the state before it, behind it.
+    `drops_step`: that step changes nothing: survivors go on after it, from the state before it.
     `shrinks`: without enough spares, fewer ranks continue. `needs_spares`: refused without spares.
     `needs_replicas`: refused without `elastic.replicas`, which make a step independent of the number of ranks; any other recovery in which
     survivors stay is refused with them.

@@ -44,7 +44,7 @@ class Exit(FaultKind):
 
 class Kill(FaultKind):
     name = "kill"
-    description = "SIGKILL of `failure.rank` behind a step, without a flush or a barrier; of all ranks or a node with `failure.who`"
+    description = "SIGKILL of `failure.rank` after a step, without a flush or a barrier; of all ranks or a node with `failure.who`"
     shows = _EXACT
     text = "is killed by SIGKILL, without a flush"
     moments: tuple[str, ...] = (*IN_STEP, "capture", *STARTING, "wall")

@@ -143,7 +143,7 @@ class FullDisk(FailedCall):
     fault = Fault("ENOSPC", 1, scope="write")
 
     def point_too_late(self, point: str, config: RunConfig) -> str | None:
-        return None if point in _WRITES_FOLLOW else f"nothing need be written behind point {point}, use one up to {_WRITES_FOLLOW[-1]}"
+        return None if point in _WRITES_FOLLOW else f"nothing need be written after point {point}, use one up to {_WRITES_FOLLOW[-1]}"
 
 
 class FailedSync(FailedCall):
@@ -159,14 +159,14 @@ class FailedSync(FailedCall):
         synced = _SYNCS_FOLLOW if config.write_mode.sync_directories else _WRITES_FOLLOW
         if point in synced:
             return None
-        return f"with write_mode={config.write_mode.name} a save needs no sync behind point {point}, use one up to {synced[-1]}"
+        return f"with write_mode={config.write_mode.name} a save needs no sync after point {point}, use one up to {synced[-1]}"
 
 
 class SlowDisk(SaveFault):
     name = "slow_disk"
     description = "three saves, from the first one due at `failure.steps` on, take `failure.seconds` longer over each write and sync"
     shows = SLOWNESS_IS_REPORTED
-    text = f"and the {SLOW_SAVES - 1} behind it take {{seconds:g}} s longer over each write and sync"
+    text = f"and the {SLOW_SAVES - 1} after it take {{seconds:g}} s longer over each write and sync"
     point = ""
     seconds = 0.02
 
@@ -324,7 +324,7 @@ class Corrupt(FaultKind):
         step, every = entry.step, config.checkpoint.every
         if step // every < self.needs_checkpoints:
             reason = f"at step {step} there is no earlier checkpoint to fall back to with checkpoint.every={every}"
-            raise RefusedFault("steps", reason, f"inject at step {self.needs_checkpoints * every} or behind it")
+            raise RefusedFault("steps", reason, f"inject at step {self.needs_checkpoints * every} or after it")
         damage = Entry(self.name, step, "rest")
         return (damage,) if entry.moment == "rest" else (replace(entry, what=Kill.name), damage)
 

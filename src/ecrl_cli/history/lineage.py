@@ -107,7 +107,7 @@ def _before(records: RunRecords, a: Attempt) -> int | str | None:
 
 def _remembered(records: RunRecords, a: Attempt, earlier: int) -> int | str:
     """`earlier`, if its records show that it reached the step after which `a` continues from its memory; else a description of the contradiction."""
-    who, logs = f"attempt {a.attempt} goes on behind step {a.resumed_from_step} of attempt {earlier}", records.logs(earlier)
+    who, logs = f"attempt {a.attempt} goes on after step {a.resumed_from_step} of attempt {earlier}", records.logs(earlier)
     if not 0 <= earlier < a.attempt:
         return f"{who}, which is not before it"
     if a.memory != SURVIVORS:
@@ -115,7 +115,7 @@ def _remembered(records: RunRecords, a: Attempt, earlier: int) -> int | str:
     reported_steps = {lines.events[0].global_step for lines in logs.survivor_reports.values() if lines.events}
     if not reported_steps:
         return f"{who}, and no survivor reports that it came so far"
-    return earlier if a.resumed_from_step in reported_steps else f"{who}, and those who outlived others left it behind step {max(reported_steps)}"
+    return earlier if a.resumed_from_step in reported_steps else f"{who}, and those who outlived others left it after step {max(reported_steps)}"
 
 
 def furthest(records: RunRecords, attempt: int) -> int:

@@ -33,7 +33,7 @@ def parallel_map(
         return _collected((function(thing) for thing in things), done)
     with _inherited(lambda number: function(things[number])), _pool(count) as pool:
         results = pool.map(_numbered, range(len(things)), chunksize=max(1, len(things) // (8 * count)))
-        meanwhile()  # behind the fork, so that no worker inherits half of it
+        meanwhile()  # after the fork, so that no worker inherits half of it
         return _collected(results, done)
 
 

@@ -58,7 +58,7 @@ class SurvivorReport:
 
     @property
     def finished_step(self) -> int:
-        """The last step that its attempt finished, or began behind: the one before a step that was dropped."""
+        """The last step that its attempt finished, or began after: the one before a step that was dropped."""
         return self.global_step - self.dropped
 
 

@@ -70,9 +70,9 @@ def announcement(config: RunConfig) -> str:
     """What a continuation is, in one line."""
     reached, more = config.continued_at[-1], config.target_steps - config.continued_at[-1]
     if constant_rate(config.optimizer):
-        return f"goes on behind step {reached} to step {config.target_steps}, as a run of so many steps would have"
+        return f"goes on after step {reached} to step {config.target_steps}, as a run of so many steps would have"
     fact = f"optimizer.lr falls once more over {more} steps: another training than one planned for all of them"
-    return f"goes on behind step {reached} to step {config.target_steps}; {fact}"
+    return f"goes on after step {reached} to step {config.target_steps}; {fact}"
 
 
 def _stored(layout: RunLayout) -> StoredConfig | None:

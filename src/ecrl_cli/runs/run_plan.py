@@ -89,8 +89,8 @@ def _reference(run_plan: RunPlan) -> RunPlan | None:
 def plan_reference(config: RunConfig, run_dir: Path) -> RunPlan:
     """The plan of the reference of the run with `config` in `run_dir`. ConfigError where no run can be one."""
     if config.continued_at and not constant_rate(config.optimizer):
-        fact = f"the run went on behind step {config.continued_at[-1]} with a learning rate that falls anew: no run of so many steps does the same"
-        raise ConfigError("--with-reference", fact, "behind that step nothing can be held against it")
+        fact = f"the run went on after step {config.continued_at[-1]} with a learning rate that falls anew: no run of so many steps does the same"
+        raise ConfigError("--with-reference", fact, "after that step nothing can be held against it")
     undisturbed = reference_of(config)
     identity = run_id(undisturbed)
     # a run with another checkpoint.digest has the same run id and another reference

@@ -75,7 +75,7 @@ class PlainUI:
         if order.memory == SNAPSHOT:
             where += " in memory"
         elif order.continues is not None:
-            self._why, where = "going on, ", f"behind step {order.resume_step}"
+            self._why, where = "going on, ", f"after step {order.resume_step}"
         what = f"attempt {order.attempt}" if order.attempt == 0 else f"{self._why}attempt {order.attempt}"
         self._why = "restart, "
         self._say(f"{self._name}: {what}: {plural(order.world_size, 'rank')} {where}, target step {self._target}")
@@ -119,7 +119,7 @@ class LiveUI:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._name, self._target, self._above, self._clock = visible(name).replace("[", "\\["), target_steps, above, clock
-        self._width = max(6, min(30, console.width - len(name) - 40))  # 40 columns for the text behind the bar
+        self._width = max(6, min(30, console.width - len(name) - 40))  # 40 columns for the text after the bar
         self._started = self._drawn = clock()
         self._recent: deque[tuple[float, int]] = deque()  # when a step of this attempt ended, and which
         self._paced: tuple[float, int] | None = None  # the same of the run's first

@@ -104,7 +104,7 @@ def order(
 ) -> AttemptSpec:
     """Write launch.json of the next attempt, durably, and return its content.
 
-    The world size is the schedule's at the resumed step (a run that falls back behind a planned change reaches it again), or with several nodes
+    The world size is the schedule's at the resumed step (a run that falls back to before a planned change reaches it again), or with several nodes
     that of `placement`. `regroup`: the processes that are already there.
     """
     report, snapshot = choice.report, choice.snapshot

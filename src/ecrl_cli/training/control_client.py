@@ -181,7 +181,7 @@ class HeartbeatWriter:
         if self._table is not None:
             self._table.write(self._rank, self._global_step, self._phase, self._own_s)
 
-    def stop_behind(self, global_step: int) -> int | None:
+    def stop_after(self, global_step: int) -> int | None:
         """The step after which all ranks stop, or None. Every rank calls it after each step; rank 0 answers a stop request with the next step.
 
         No rank can pass that step unaware: rank 0 writes it before it contributes any gradient of that step.

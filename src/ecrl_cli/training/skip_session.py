@@ -1,4 +1,4 @@
-"""Session of `recovery=skip`: survivors drop an interrupted mini-batch and go on behind it from the state before it."""
+"""Session of `recovery=skip`: survivors drop an interrupted mini-batch and go on after it from the state before it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class SkipSession(InPlaceSession):
     def resolve_interrupted_step(self) -> InterruptedStep:
         """Drop the step that deaths aborted, if one was: every survivor has rolled it back, and all of them aborted the same one.
 
-        Cursor and schedule go on as behind any step, for they belong to the step's number; parameters, buffers, optimizer and generators stay.
+        Cursor and schedule go on as after any step, for they belong to the step's number; parameters, buffers, optimizer and generators stay.
         """
         loop = self.loop
         if loop is None or self.in_place(loop).interrupted != loop.global_step + 1:

@@ -58,7 +58,7 @@ class TrainLoop:
     loss: float  # the last step's
     until: int | None = None
     digests: DigestSchedule | None = None  # None: no digests of the state are logged
-    state_digest: str = ""  # that of the last step, if one was logged behind it
+    state_digest: str = ""  # that of the last step, if one was logged after it
     evaluator: Evaluator | None = None  # None: quality is not measured
     stopping: bool = False  # whether `until` was agreed on because the run is to stop
     checkpoint_owed: bool = False  # whether the step that this attempt continues from is in memory only, so that a checkpoint due at it is missing
@@ -73,7 +73,7 @@ class TrainLoop:
             self.injector.at_boundary(self.global_step, self.flush)
         self.check_stop()
         if self.evaluator is not None and self.global_step and self.evaluator.owed(self.global_step) and not self.stopping_here():
-            self.clock.global_step = self.global_step  # its time counts for the step that it is behind
+            self.clock.global_step = self.global_step  # its time counts for the step that it follows
             self.evaluate(self.evaluator)
         if prepared := self.checkpoint_owed and self.checkpoint_due():
             self.clock.global_step = self.global_step  # the save's time counts for the step that it saves
@@ -107,7 +107,7 @@ class TrainLoop:
         evaluator.evaluate(self.global_step)
 
     def stopping_here(self) -> bool:
-        """Whether this is the step behind which the run stops: its grace time is for the checkpoint, and the next attempt evaluates."""
+        """Whether this is the step after which the run stops: its grace time is for the checkpoint, and the next attempt evaluates."""
         return self.stopping and self.global_step == self.until
 
     def save(self, *, snapshot_taken: bool = False) -> None:
@@ -133,7 +133,7 @@ class TrainLoop:
 
         Called between a step and its checkpoint: a rank that missed the request a step earlier sees it here, so that all save together.
         """
-        behind = self.heartbeat.stop_behind(self.global_step)
+        behind = self.heartbeat.stop_after(self.global_step)
         if behind is not None and behind < self.end:
             self.until, self.stopping = behind, True
 

@@ -52,7 +52,7 @@ def _check_attempt(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     _check_continued(case, a, notes)
     check_recalled(case, a, notes)
     if logs.order and (logs.order.resume_from, logs.order.resume_step) != (a.resumed_from, a.resumed_from_step):
-        notes.broken(f"{who} was told to resume behind step {logs.order.resume_step}, supervisor.json says step {a.resumed_from_step}")
+        notes.broken(f"{who} was told to resume after step {logs.order.resume_step}, supervisor.json says step {a.resumed_from_step}")
     if logs.order and logs.order.attempt != a.attempt:
         notes.broken(f"launch.json of {who} is of attempt {logs.order.attempt}")
     seen = max((max(furthest(case.run, b.attempt), b.last_step or 0) for b in case.attempts if b.attempt < a.attempt), default=0)
@@ -60,7 +60,7 @@ def _check_attempt(case: Case, a: Attempt, notes: FindingBuilder) -> None:
         notes.broken(f"{who} was ordered as if step {logs.order.max_step_seen} had been done, the attempts before it came to step {seen}")
     known = max((b.last_step or 0 for b in case.attempts if b.attempt < a.attempt), default=0)  # what the supervisor goes by
     if logs.order and logs.order.max_step_seen < known:
-        notes.broken(f"{who} was ordered as if no step behind {logs.order.max_step_seen} had been done, supervisor.json says step {known}")
+        notes.broken(f"{who} was ordered as if no step after {logs.order.max_step_seen} had been done, supervisor.json says step {known}")
     if a.attempt in {folder.attempt for folder in case.run.attempt_logs} and logs.order is None:
         notes.missing(f"{who} has no launch.json")
     if a.outcome == "completed" and a is not case.attempts[-1] and not continued(case, a):
@@ -85,9 +85,9 @@ def _check_size(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     if order and (order.world_size, order.until) != (due, until):
         notes.broken(f"{who} was ordered {plural(order.world_size, 'rank')} up to step {order.until}, the configuration says {due} up to {until}")
     if until and (a.last_step or 0) > until:
-        notes.broken(f"{who} went on to step {a.last_step} with {plural(a.world_size, 'rank')}, the world size changes behind step {until}")
+        notes.broken(f"{who} went on to step {a.last_step} with {plural(a.world_size, 'rank')}, the world size changes after step {until}")
     if a.outcome == "resized" and a.last_step != until:
-        notes.broken(f"{who} is said to have been resized behind step {a.last_step}, the configuration changes the size behind step {until}")
+        notes.broken(f"{who} is said to have been resized after step {a.last_step}, the configuration changes the size after step {until}")
     if a.outcome == "resized" and a is case.attempts[-1] and case.completed:
         notes.broken(f"{who} was resized and none follows it")
 
@@ -194,7 +194,7 @@ def _check_newest(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     refused = {(each.attempt, each.global_step) for each in a.forgone}
     if newest > a.resumed_from_step and (before.attempt, newest) not in refused:
         text = f"attempt {before.attempt} had taken a snapshot of step {newest}, and no refusal of it is on record"
-        notes.broken(f"attempt {a.attempt} went on behind step {a.resumed_from_step}: {text}")
+        notes.broken(f"attempt {a.attempt} went on after step {a.resumed_from_step}: {text}")
 
 
 def _check_state(case: Case, a: Attempt, before: Attempt, notes: FindingBuilder) -> None:

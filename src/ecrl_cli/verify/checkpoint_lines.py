@@ -182,12 +182,12 @@ def _wrong_reason(line: CheckpointLine) -> str:
 def _out_of_order(line: CheckpointLine, before: dict[str, CheckpointLine]) -> list[str]:
     """Lines that must precede this one but do not, and lines that it must not predate."""
     if line.event in ("submitted", "retired", "pointer_failed"):
-        return [f"stands behind its end ({end})" for end in CHECKPOINT_ENDS if line.event == "submitted" and end in before]
+        return [f"stands after its end ({end})" for end in CHECKPOINT_ENDS if line.event == "submitted" and end in before]
     found = []
     if "submitted" not in before and line.reason != FOUND:
         found.append("stands before it was submitted")
     if line.event == "received" and (ends := [end for end in CHECKPOINT_ENDS if end in before]):
-        found.append(f"stands behind its end ({ends[0]})")
+        found.append(f"stands after its end ({ends[0]})")
     if line.event in ("received", "released", "waited") and line.event in before:
         found.append("stands there twice")
     handed_over = before.get("submitted")

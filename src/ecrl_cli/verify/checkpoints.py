@@ -115,7 +115,7 @@ def checkpoints_accounted(case: Case) -> Finding:
         for step in sorted(_due(case, a) - set(handed)):
             notes.broken(f"step {step} of attempt {a.attempt} was due and no checkpoint was submitted")
         if a.outcome == "resized" and not any(line.event == "committed" and line.global_step == a.last_step for line in lines):
-            notes.broken(f"attempt {a.attempt} was resized behind step {a.last_step}, which it did not commit")
+            notes.broken(f"attempt {a.attempt} was resized after step {a.last_step}, which it did not commit")
     return notes.finding(f"{submitted} submitted, each ended once", checked=submitted > 0)
 
 

@@ -82,9 +82,9 @@ def _check_chain(case: Case, c: StoredCheckpoint, notes: FindingBuilder) -> bool
             present = {step for segment in path.chained for step, r in lines_of(case.run, segment) if r == rank}
             due = sum(len(segment.steps()) for segment in path.chained if rank < segment.world_size)
             if len(present) < due:
-                notes.missing(f"{plural(due - len(present), 'line')} of rank {rank} up to step {c.step} are gone, {c.path} was taken behind them")
+                notes.missing(f"{plural(due - len(present), 'line')} of rank {rank} up to step {c.step} are gone, {c.path} was taken after them")
             else:
-                notes.broken(f"the lines of rank {rank} up to step {c.step} are not those that {c.path} was taken behind")
+                notes.broken(f"the lines of rank {rank} up to step {c.step} are not those that {c.path} was taken after")
     return True
 
 

@@ -21,21 +21,21 @@ def continued(case: Case, a: Attempt) -> bool:
 
 
 def check_continuations(case: Case, notes: FindingBuilder) -> None:
-    """Part of records-consistent: one attempt completed at each earlier target, and the next one began behind that step, in a later session."""
+    """Part of records-consistent: one attempt completed at each earlier target, and the next one began after that step, in a later session."""
     for step in case.run.stored.config.continued_at:
         ends = [a for a in case.attempts if (final := case.run.logs(a.attempt).final) and final.global_step == step and a.outcome == "completed"]
         if not ends:
-            notes.missing(f"the run went on behind step {step}, and no attempt is on record as having completed there")
+            notes.missing(f"the run went on after step {step}, and no attempt is on record as having completed there")
         elif len(ends) > 1:
             notes.broken(f"attempts {ends[0].attempt} and {ends[1].attempt} both completed at step {step}")
     for before, after in pairwise(case.attempts):
         if not continued(case, before):
             continue
         if after.session == before.session:
-            notes.broken(f"attempt {after.attempt} goes on behind an earlier target, in the session in which attempt {before.attempt} reached it")
+            notes.broken(f"attempt {after.attempt} goes on after an earlier target, in the session in which attempt {before.attempt} reached it")
         final = case.run.logs(before.attempt).final
         if final and after.resumed_from_step > final.global_step:
-            notes.broken(f"attempt {after.attempt} began behind step {after.resumed_from_step}, the run had ended at step {final.global_step}")
+            notes.broken(f"attempt {after.attempt} began after step {after.resumed_from_step}, the run had ended at step {final.global_step}")
 
 
 def check_earlier_seals(case: Case, notes: FindingBuilder) -> int:

@@ -69,10 +69,10 @@ def _gap(records: RunRecords, attempts: tuple[Attempt, ...]) -> str:
     if path.gaps:
         return path.gaps[0]
     if attempts[0].resumed_from is not None or attempts[0].resumed_from_step:
-        return f"attempt {attempts[0].attempt} began behind step {attempts[0].resumed_from_step}"
+        return f"attempt {attempts[0].attempt} began after step {attempts[0].resumed_from_step}"
     for before, after in pairwise(attempts):
         if after.resumed_from_step != before.last_step:
-            return f"attempt {after.attempt} began behind step {after.resumed_from_step}, attempt {before.attempt} reached step {before.last_step}"
+            return f"attempt {after.attempt} began after step {after.resumed_from_step}, attempt {before.attempt} reached step {before.last_step}"
     for a in attempts:
         for rank, lines in records.logs(a.attempt).ranks.items():
             steps = [line.global_step for line in lines.events]

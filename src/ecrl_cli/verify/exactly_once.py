@@ -65,10 +65,10 @@ def _check_logs(case: Case, notes: FindingBuilder) -> None:
                 notes.broken(f"{where} left a log, the attempt had {plural(a.world_size, 'rank')}")
             steps = [line.global_step for line in lines.events]
             if steps and steps[0] != a.resumed_from_step + 1:
-                notes.broken(f"{where} began with step {steps[0]}, the attempt resumed behind step {a.resumed_from_step}")
+                notes.broken(f"{where} began with step {steps[0]}, the attempt resumed after step {a.resumed_from_step}")
             for before, after in pairwise(steps):
                 if after != before + 1:
-                    notes.broken(f"{where} logged step {after} behind step {before}: {_kind(before, after)}")
+                    notes.broken(f"{where} logged step {after} after step {before}: {_kind(before, after)}")
             for line in lines.events:
                 if (line.attempt, line.rank, line.world_size) != (a.attempt, rank, a.world_size):
                     notes.broken(f"{where} holds a line of attempt {line.attempt} rank {line.rank} of {line.world_size} (step {line.global_step})")

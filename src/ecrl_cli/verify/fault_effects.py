@@ -118,7 +118,7 @@ def _check_place(case: Case, a: Attempt, fired: InjectedFault, entry: PlannedFai
     inside = entry.moment in _INSIDE
     due = step - 1 if inside else step
     last = {rank: _last(case, a, rank) for rank in (fired.rank, *entry.others)}
-    where = f"in step {step}" if inside else f"behind step {step}"
+    where = f"in step {step}" if inside else f"after step {step}"
     late = inside and (recorded_kind(entry.kind).stalls_exchange or case.run.stored.config.precision == "fp16")  # its update may be skipped
     for rank, reached in last.items():
         ahead = rank != fired.rank and entry.moment in ("backward", "optimizer")  # past its last wait for the rank that took it down

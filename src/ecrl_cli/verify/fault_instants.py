@@ -18,7 +18,7 @@ from ecrl_cli.verify.verification_input import Case
 _SLACK_S = 0.001  # all processes of a boot share one clock; an instant is read just before its record is written
 _DUE_SLACK_S = 0.1  # the time before this session may have been computed slightly differently then and now
 INSIDE = ("forward", "backward", "optimizer")
-_BEHIND = ("boundary", "capture", "save")
+_AFTER_STEP = ("boundary", "capture", "save")
 
 
 def check_instant(case: Case, fired: InjectedFault, entry: PlannedFailure, notes: FindingBuilder) -> None:
@@ -166,8 +166,8 @@ def _beside_lines(case: Case, fired: InjectedFault, entry: PlannedFailure) -> li
     if step is None or entry.moment == "wall":
         return []
     found = []
-    if (reached := by_step.get(step if entry.moment in _BEHIND else step - 1)) is not None:
-        found.append((reached - fired.at, f"before its victim had logged step {step if entry.moment in _BEHIND else step - 1}"))
+    if (reached := by_step.get(step if entry.moment in _AFTER_STEP else step - 1)) is not None:
+        found.append((reached - fired.at, f"before its victim had logged step {step if entry.moment in _AFTER_STEP else step - 1}"))
     if (passed := by_step.get(step + 1)) is not None:
         found.append((fired.at - passed, f"after its victim had logged step {step + 1}"))
     return found

@@ -93,9 +93,9 @@ def _never_chosen(case: Case, unfired: Iterable[PlannedFailure]) -> dict[int, st
         behind = [a for n, a in enumerate(case.attempts) if any((b.last_step or 0) >= entry.global_step for b in case.attempts[:n])]
         chose = [a for a in behind if a.memory != SURVIVORS]
         if behind and not chose:
-            reasons[entry.index] = f"entry {entry.index} did not fire: no attempt behind step {entry.global_step} chose a checkpoint"
+            reasons[entry.index] = f"entry {entry.index} did not fire: no attempt after step {entry.global_step} chose a checkpoint"
         elif chose and all(len(case.checkpoints.left[a.attempt]) < recorded_kind(entry.kind).needs_checkpoints for a in chose):
-            reasons[entry.index] = f"entry {entry.index} did not fire: there was no other checkpoint to fall back to behind step {entry.global_step}"
+            reasons[entry.index] = f"entry {entry.index} did not fire: there was no other checkpoint to fall back to after step {entry.global_step}"
     return reasons
 
 

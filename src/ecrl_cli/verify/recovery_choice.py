@@ -39,7 +39,7 @@ def _check_fresh(a: Attempt, found: Live, left: Live, notes: FindingBuilder) -> 
     """An attempt without a checkpoint began from scratch or from memory, with no newer committed checkpoint left."""
     if a.memory:
         if max(left, default=0) > a.resumed_from_step:
-            went = f"attempt {a.attempt} went on from memory behind step {a.resumed_from_step}"
+            went = f"attempt {a.attempt} went on from memory after step {a.resumed_from_step}"
             notes.broken(f"{went} although step {max(left)} was committed and is on no record as refused")
     elif left:
         notes.broken(f"attempt {a.attempt} began anew although step {max(left)} was committed and is on no record as refused")

@@ -64,7 +64,7 @@ def _check_account(a: Attempt, rank: int, account: SpanAccount, notes: FindingBu
             notes.broken(f"{who} leaves {how} between {before.category} and {after.category} (step {after.global_step})")
             return False
         if after.global_step < before.global_step:
-            notes.broken(f"{who} books step {after.global_step} behind step {before.global_step}")
+            notes.broken(f"{who} books step {after.global_step} after step {before.global_step}")
             return False
     return True
 
@@ -130,7 +130,7 @@ def _check_lines(who: str, lines: tuple[RankLine, ...], account: SpanAccount, wa
 
 
 def _waits(account: SpanAccount, lines: Sequence[CheckpointLine]) -> set[float]:
-    """Where the spans begin that a line `waited` tells of: it is written right behind the span, before the next one ends."""
+    """Where the spans begin that a line `waited` tells of: it is written right after the span, before the next one ends."""
     ends, found = [span.end for span in account.spans], set()
     for line in (line for line in lines if line.event == "waited"):
         span = account.spans[max(0, bisect_right(ends, line.at) - 1)]
@@ -264,6 +264,4 @@ def _check_final(case: Case, a: Attempt, notes: FindingBuilder) -> None:
         # There is no barrier after the last step: other ranks may still be updating and logging it.
         allowed = ROUNDING_S if rank == 0 else _LAST_STEP_S
         if rank < local_ranks(case, a.attempt) and lines.events and lines.events[-1].at > final.at + allowed:
-            notes.broken(
-                f"rank {rank} logged step {lines.events[-1].global_step} {lines.events[-1].at - final.at:.6f} s behind the end of final.json"
-            )
+            notes.broken(f"rank {rank} logged step {lines.events[-1].global_step} {lines.events[-1].at - final.at:.6f} s after the end of final.json")

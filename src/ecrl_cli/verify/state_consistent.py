@@ -34,7 +34,7 @@ def state_consistent(case: Case) -> Finding:
     _check_due(case, notes)
     check_state_digests(case, notes)
     texts = [
-        f"ranks agree behind {plural(steps, 'step')}" + (" and at the end" if ended else ""),
+        f"ranks agree after {plural(steps, 'step')}" + (" and at the end" if ended else ""),
         f"the learning rate on {plural(lines, 'line')} is the schedule's",
         f"{plural(documents, 'checkpoint holds', 'checkpoints hold')} what the configuration says"
         + (f", {stored} of them what the ranks logged" if stored else ""),
@@ -83,9 +83,7 @@ def _check_due(case: Case, notes: FindingBuilder) -> None:
                 or ((line.components is None or line.state_digest is None) and digest_due(config, every, line.global_step, a.resumed_from_step))
             ]
             if absent:
-                notes.missing(
-                    f"attempt {a.attempt} rank {rank}: no digest of the state behind step {absent[0]}, where it is due ({len(absent)} such)"
-                )
+                notes.missing(f"attempt {a.attempt} rank {rank}: no digest of the state after step {absent[0]}, where it is due ({len(absent)} such)")
 
 
 def _check_checkpoints(case: Case, notes: FindingBuilder) -> int:
@@ -104,7 +102,7 @@ def _check_checkpoints(case: Case, notes: FindingBuilder) -> int:
         compared += bool(logged)
         for rank, found in sorted(logged.items()):
             if names := _not_stored(c, c.report.manifest, rank, found):
-                notes.broken(f"{c.path} differs in {', '.join(names)} from what rank {rank} logged behind step {c.step}")
+                notes.broken(f"{c.path} differs in {', '.join(names)} from what rank {rank} logged after step {c.step}")
     return compared
 
 
@@ -155,7 +153,7 @@ def _check_last_lines(case: Case, last: Attempt, final: FinalState, notes: Findi
         if line is None or line.components is None or line.global_step != final.global_step:
             continue
         if names := [name for name in RANK_COMPONENTS if line.components.get(name) != getattr(state, name)]:
-            notes.broken(f"the end of rank {state.rank} differs in {', '.join(names)} from what it logged behind step {line.global_step}")
+            notes.broken(f"the end of rank {state.rank} differs in {', '.join(names)} from what it logged after step {line.global_step}")
 
 
 def _check_last_checkpoint(case: Case, final: FinalState, notes: FindingBuilder) -> None:
@@ -181,7 +179,7 @@ def _check_survivors(case: Case, notes: FindingBuilder) -> None:
                     line.state_digest for line in (lines.events if lines else ()) if line.global_step == report.finished_step and line.state_digest
                 ]
                 if report.state_digest and logged and logged[-1] != report.state_digest:
-                    notes.broken(f"rank {rank} of attempt {a.attempt} left with another state than it logged behind step {report.finished_step}")
+                    notes.broken(f"rank {rank} of attempt {a.attempt} left with another state than it logged after step {report.finished_step}")
 
 
 Parts = tuple[str, ...]

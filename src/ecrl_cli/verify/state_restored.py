@@ -54,7 +54,7 @@ def _check_source(case: Case, a: Attempt, notes: FindingBuilder) -> None:
         due = {name: value for name, value in due_on_rank(a.resumed_state, rank).items() if name != "buffers" or rank == 0}  # they are rank 0's
         if names := differing_components(due, logged):
             step = a.resumed_from_step
-            notes.broken(f"attempt {a.attempt} resumed from other {', '.join(names)} than rank {rank} logged behind step {step} of attempt {parent}")
+            notes.broken(f"attempt {a.attempt} resumed from other {', '.join(names)} than rank {rank} logged after step {step} of attempt {parent}")
 
 
 def _check_ordered(case: Case, a: Attempt, notes: FindingBuilder) -> bool:

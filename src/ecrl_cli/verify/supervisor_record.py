@@ -186,7 +186,7 @@ def _check_forgone(case: Case, a: Attempt, each: SkippedSnapshot, notes: Finding
     elif before is None or each.attempt >= a.attempt or before.session != a.session:
         notes.broken(f"{who}, which was not before it under the same supervisor")
     elif not a.resumed_from_step < each.global_step <= furthest(case.run, each.attempt):
-        notes.broken(f"{who}, which went on behind step {a.resumed_from_step} and had come to step {furthest(case.run, each.attempt)}")
+        notes.broken(f"{who}, which went on after step {a.resumed_from_step} and had come to step {furthest(case.run, each.attempt)}")
     elif each.global_step % config.checkpoint.memory_every and each.global_step % config.checkpoint.every:
         notes.broken(f"{who}, and none is due there")
     elif a.memory == SNAPSHOT and (a.continues or 0) > each.attempt:

@@ -115,8 +115,8 @@ def _check_went_on(case: Case, a: Attempt, reports: Reports, notes: FindingBuild
             notes.broken(f"rank {gone[0]} of attempt {a.attempt} went on, rank {rank} reports that it had died")
         relied_on = after and (after.continues, after.memory) == (a.attempt, SURVIVORS)  # a snapshot may be of an earlier step
         if after and relied_on and report.global_step != after.resumed_from_step:
-            text = f"rank {rank} of attempt {a.attempt} left behind step {report.global_step}"
-            notes.broken(f"{text}, attempt {after.attempt} goes on behind step {after.resumed_from_step}")
+            text = f"rank {rank} of attempt {a.attempt} left after step {report.global_step}"
+            notes.broken(f"{text}, attempt {after.attempt} goes on after step {after.resumed_from_step}")
 
 
 def _check_report(case: Case, a: Attempt, rank: int, t: SurvivorReport, notes: FindingBuilder) -> bool:
@@ -143,7 +143,7 @@ def _contradictions(a: Attempt, rank: int, t: SurvivorReport) -> list[str]:
         if redone.left and not set(t.alive) <= set(redone.left):
             found.append(f"says that {_ranks(redone.left)} did step {redone.global_step} to its end, and that {_ranks(t.alive)} are left")
         if redone.global_step != t.global_step:
-            found.append(f"is about step {redone.global_step}, and it left behind step {t.global_step}")
+            found.append(f"is about step {redone.global_step}, and it left after step {t.global_step}")
         if redone.buckets != len(t.layers) or not 0 <= redone.first <= redone.buckets:
             found.append(f"has bucket {redone.first} of {redone.buckets} done again and names the layers of {len(t.layers)}")
     return found
@@ -320,14 +320,14 @@ def _check_log(case: Case, a: Attempt, rank: int, report: SurvivorReport, notes:
     if spent > line.seconds + ROUNDING_S:
         notes.broken(f"{who} reports {spent:.6f} s of doing again in step {line.global_step}, which took {line.seconds:.6f} s")
     if line.state_digest and report.state_digest and line.state_digest != report.state_digest:
-        notes.broken(f"{who} reports another state behind step {line.global_step} than it logged")
+        notes.broken(f"{who} reports another state after step {line.global_step} than it logged")
 
 
 def _check_state_before(case: Case, a: Attempt, report: SurvivorReport, notes: FindingBuilder) -> None:
     """Where the attempt dropped its first step, the state is still the one that was logged last in an attempt before it."""
     line = _last_line(case, ancestry(case.run, a.attempt, a.resumed_from_step)) if report.dropped else None
     if line and line.state_digest and report.state_digest and line.state_digest != report.state_digest:
-        text = f"dropped step {report.global_step} and reports another state than attempt {line.attempt} logged behind step {line.global_step}"
+        text = f"dropped step {report.global_step} and reports another state than attempt {line.attempt} logged after step {line.global_step}"
         notes.broken(f"rank {report.rank} of attempt {a.attempt} {text}")
 
 

@@ -74,7 +74,7 @@ def _check_stalls(case: Case, notes: FindingBuilder) -> str:
                 _check_stall_spans(line, a.spans.events, ends, notes)
         for line in (line for line in a.checkpoints.events if line.event == "waited"):
             if line.stall_parts.keys() != {COPY_WAIT}:
-                notes.broken(f"{_who(line)} has {sorted(line.stall_parts)[:3]} as what was waited for behind it, not {COPY_WAIT}")
+                notes.broken(f"{_who(line)} has {sorted(line.stall_parts)[:3]} as what was waited for after it, not {COPY_WAIT}")
             elif _add_up(line, notes):
                 _check_stall_spans(line, a.spans.events, ends, notes)
     if split and unsplit:

@@ -75,7 +75,7 @@ def _check_scales(a: Attempt, rank: int, lines: list[RankLine], before: Scale, n
             notes.missing(f"{who}: nothing is on record of the gradient scaler")
             return
         if line.global_step == step + 1 and None not in before and now not in _following(before):
-            notes.broken(f"{who}: loss scale {now[0]}, growth tracker {now[1]} do not follow from {before[0]} and {before[1]} behind step {step}")
+            notes.broken(f"{who}: loss scale {now[0]}, growth tracker {now[1]} do not follow from {before[0]} and {before[1]} after step {step}")
             return
         before, step = now, line.global_step
 

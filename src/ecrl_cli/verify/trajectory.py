@@ -108,17 +108,17 @@ def _compare(case: Case, reference: RunRecords, replays: FindingBuilder, again: 
         which = "with as many ranks" if lost is None or claimed < lost - 1 else "before samples were lost"
         which = "to its target, from which this run was continued" if shorter else which
         evidence += case.doubts
-        if unvouched := _recovered_behind(case, claimed):
+        if unvouched := _recovered_after(case, claimed):
             limit = "ends there" if shorter else "has as many ranks up to that step only"
-            notes.missing(f"not proven behind step {claimed}: {unvouched}, and {name} {limit}")
-        return notes.finding(f"equal to {name} in every loss of the {claimed} steps {which}; not claimed behind them; {again}", evidence)
+            notes.missing(f"not proven after step {claimed}: {unvouched}, and {name} {limit}")
+        return notes.finding(f"equal to {name} in every loss of the {claimed} steps {which}; not claimed after them; {again}", evidence)
     _check_finals(case, reference, notes)
     evidence = [] if notes.clean else _extent(case, reference, theirs)
     evidence += case.doubts
     return notes.finding(f"equal to {name} in every loss of {case.path.last_step} steps and in the final state; {again}", evidence)
 
 
-def _recovered_behind(case: Case, claimed: int) -> str:
+def _recovered_after(case: Case, claimed: int) -> str:
     """The first recovery or fault after the compared steps, which end with `claimed`; empty if there is none.
 
     Only if an undisturbed run with the same changes of the world size could be compared: not if ranks were lost for good.
@@ -128,7 +128,7 @@ def _recovered_behind(case: Case, claimed: int) -> str:
         return ""
     for before, after in pairwise(case.attempts):
         if before.outcome not in ENDED_WELL and after.resumed_from_step >= claimed:
-            return f"attempt {before.attempt} {before.outcome}, attempt {after.attempt} went on behind step {after.resumed_from_step}"
+            return f"attempt {before.attempt} {before.outcome}, attempt {after.attempt} went on after step {after.resumed_from_step}"
     late = next((fired for fired in case.run.fired if (fired.at_step or fired.global_step) > claimed), None)
     return f"a failure ({late.kind}) fired at step {late.at_step or late.global_step}" if late else ""
 

@@ -1,7 +1,7 @@
 """Rank 0's live parameters and optimizer state in shared memory, as the background writer maps and copies them. Torch-free.
 
 Layout of the memory (a memfd, so that nothing is left behind by anybody's death): a block whose first word counts the changes of the state, then the
-tensors. Rank 0 adds one to the word right before its optimizer changes them; a copy counts only if the word behind it is what it was at the capture.
+tensors. Rank 0 adds one to the word right before its optimizer changes them; a copy counts only if the word after it is what it was at the capture.
 """
 
 from __future__ import annotations

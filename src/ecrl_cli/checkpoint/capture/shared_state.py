@@ -50,7 +50,7 @@ class SharedState:
         return next(elsewhere, "") or next((name for name in self._at if name not in tensors), "")
 
     def note(self) -> None:
-        """Call behind each optimizer step: `changed` compares with the state of now."""
+        """Call after each optimizer step: `changed` compares with the state of now."""
         self._versions = [tensor._version for tensor in self._tensors]
 
     def changed(self) -> str:

@@ -52,7 +52,7 @@ def hexdigest(digest: str, data: Buffer, prefix: bytes = b"") -> str:
 
 
 def streamed(digest: str, prefix: bytes, pieces: Iterable[Buffer]) -> str:
-    """The digest of `prefix` and the `pieces` behind it, each of which need only be valid until the next."""
+    """The digest of `prefix` and the `pieces` after it, each of which need only be valid until the next."""
     state = new_hash(digest)
     state.update(prefix)
     for piece in pieces:
@@ -96,7 +96,7 @@ def chunk_sums(data: Buffer, version: int = FORMAT_VERSION) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Leaf:
-    """Bytes `start` to `end` of a part, hashed behind `prefix`. `place`: the tensor there, None for a header or a whole part."""
+    """Bytes `start` to `end` of a part, hashed after `prefix`. `place`: the tensor there, None for a header or a whole part."""
 
     start: int
     end: int

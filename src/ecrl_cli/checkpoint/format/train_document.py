@@ -92,7 +92,7 @@ class TrainPosition:
     """`global_step`: steps done; `epoch` and `cursor_step`: the next window; `line_chain`: this rank's running SHA-256 over its log lines.
 
     `loss`: that of the last step, None if there is none or it is not finite. A run that resumes at its target reports it as its last loss.
-    `state_digest`: what this rank logged of its parameters, buffers and optimizer behind that step; empty if it did not.
+    `state_digest`: what this rank logged of its parameters, buffers and optimizer after that step; empty if it did not.
     """
 
     global_step: int

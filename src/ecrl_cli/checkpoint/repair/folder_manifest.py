@@ -282,7 +282,7 @@ def _array(file: IO[bytes], algorithm: str, most: int) -> tuple[TensorFacts, int
         finite = finite and (dtype.kind not in "fc" or bool(np.isfinite(np.frombuffer(piece, dtype=dtype)).all()))
         left -= len(piece)
     if file.read(1):
-        raise ValueError("bytes behind its end")
+        raise ValueError("bytes after its end")
     return TensorFacts(kind + " F" * fortran, tuple(int(number) for number in shape), state.hexdigest(), finite), size
 
 

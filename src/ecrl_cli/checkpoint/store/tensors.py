@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint as numpy arrays, behind the integrity check: both layouts, both formats, without torch and without unpickling."""
+"""The tensors of a checkpoint as numpy arrays, after the integrity check: both layouts, both formats, without torch and without unpickling."""
 
 from __future__ import annotations
 

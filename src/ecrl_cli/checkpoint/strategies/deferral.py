@@ -1,10 +1,10 @@
 """Deferred capture, on rank 0's side: what the writer may copy while training goes on, and the wait before the optimizer changes it.
 
 Exact because three things hold, each of which is checked: the tensors lie in the memory that the writer maps (`SharedState.moved`), only the
-optimizer's step writes to them (`SharedState.changed`, watched for a whole step before the first capture is deferred, and in every step behind it),
+optimizer's step writes to them (`SharedState.changed`, watched for a whole step before the first capture is deferred, and in every step after it),
 and that step waits for the copy. Where one of them fails, captures are copies from then on, and the record says why.
 
-Only rank 0 can read torch's change counters. So the writer saves a copy only after rank 0 has read them once more behind the copy and confirmed
+Only rank 0 can read torch's change counters. So the writer saves a copy only after rank 0 has read them once more after the copy and confirmed
 it (`_confirm`). An unconfirmed copy is refused, unless rank 0 logged a digest of that state, against which the writer checks it.
 """
 

@@ -6,7 +6,7 @@ rank 0 -> writer    open   {attempt, nbytes, slots, parts}: the table of parts a
                            (a number) all but what is shared, which the writer copies, as long as the state has that count of changes
                     confirmed {changed}: the state that was copied for the saves with `changes` is that of their steps, but for the tensor `changed`
                            if there is one. The writer saves none before that, except by a state_digest, and fails it if the connection ends
-                    drain  {}: answer when everything received is done; from the supervisor, behind an attempt: what is not confirmed has failed
+                    drain  {}: answer when everything received is done; from the supervisor, after an attempt: what is not confirmed has failed
 writer -> rank 0    grant  {slot, nbytes, memory}: the staging buffer is free; with `memory`, its descriptor is attached (the first time)
                     copied {}: the oldest save with `changes` needs rank 0's state no more
                     ended  {global_step, failure}: a save is committed or failed; `failure`: the first of this connection, or empty

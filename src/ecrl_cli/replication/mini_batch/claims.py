@@ -66,7 +66,7 @@ def _of(counts: Counts, application: str) -> list[dict[str, Any]]:
 
 
 def _cells(run: Run, strategy: str) -> list[Run]:
-    """Only what failed behind forward counts, as in the published study."""
+    """Only what failed after forward counts, as in the published study."""
     return [cell for cell in run["cells"] if cell["strategy"] == strategy and cell["percent"] and not cell["flipped"]]
 
 

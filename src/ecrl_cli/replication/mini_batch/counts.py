@@ -166,7 +166,7 @@ class Counts:
         return [case for case in self.cases if case.application == application]
 
     def tried(self, application: str) -> list[tuple[Run, Run]]:
-        """Every result of a cell without an inverted correction, behind its run."""
+        """Every result of a cell without an inverted correction, after its run."""
         return [(run, found) for case in self.of(application) for run in case.runs for found in run["cells"] if not found["flipped"]]
 
     def every(self) -> Iterator[tuple[Case, Run]]:

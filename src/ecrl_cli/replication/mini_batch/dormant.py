@@ -7,7 +7,7 @@ with three or more ranks the bits would differ from those of a group of the acti
 `python -m ecrl_cli.replication.mini_batch.dormant FOLDER PARENT RANK RANKS AVERAGES SIZE` is one rank; rank 0 prints the result. The ranks train a
 small network, a mini-batch per round, whose gradients are averaged bucket by bucket. The last rank leaves before the second bucket and rejoins
 before the last: once as a dormant worker in one group, once with process groups rebuilt among the remaining ranks and then among all, and the
-averages that it missed sent to it. Both trainings must have the same weights behind each mini-batch, on every rank.
+averages that it missed sent to it. Both trainings must have the same weights after each mini-batch, on every rank.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class _Arm:
         self.all, self.dormant, self.rebuilt = (_Training(rank, size) for _ in range(3))
 
     def rounds(self, number: int) -> dict[str, Any]:
-        """`same`: whether behind each mini-batch the dormant training had the bits of the other, on every rank, and all ranks ended alike; `counted`:
+        """`same`: whether after each mini-batch the dormant training had the bits of the other, on every rank, and all ranks ended alike; `counted`:
         number of contributors to each bucket of a mini-batch; `losses`: of rank 0, the first and the last of the dormant training."""
         seconds: dict[str, list[float]] = {name: [] for name in ("all", "dormant", "leave", "rebuild", "return")}
         same, counted = True, list[int]()

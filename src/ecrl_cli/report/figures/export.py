@@ -72,7 +72,7 @@ def picture_files(pictures: Iterable[Picture]) -> dict[str, bytes]:
 
 
 def legend_name(label: str) -> str:
-    """A legend label; matplotlib drops labels that begin with an underscore, so a zero-width space is put in front of it."""
+    """A legend label; matplotlib drops labels that begin with an underscore, so a zero-width space is put before it."""
     return printable(label).replace("_", "\N{ZERO WIDTH SPACE}_", 1) if label.startswith("_") else printable(label)
 
 

@@ -223,7 +223,7 @@ def _build(folder: Path, judging: Judging) -> Build:
 
 
 def _in_time(builds: Sequence[Build]) -> list[Build]:
-    """By when they started; one that says no time stays behind the one that was named before it."""
+    """By when they started; one that says no time stays after the one that was named before it."""
     known, keys = float("-inf"), {}
     for number, build in enumerate(builds):
         known = known if build.when is None else build.when

@@ -6,7 +6,7 @@ DEFINITIONS = (
     ("step", "One committed logical step, counted from 1: every rank has updated, the cursor moved once. It counts once, however often it is done."),
     ("goodput", "Committed steps divided by wall time, on one clock: from the supervisor's launch to the target, recovering and replaying included."),
     ("stall", "Seconds the training thread could not compute because of a checkpoint: copying, handing over, waiting for a slot or for the disk."),
-    ("snapshot, write", "Snapshot: copying the training state. Write: bringing the copy to disk, on the training thread or behind it."),
+    ("snapshot, write", "Snapshot: copying the training state. Write: bringing the copy to disk, on the training thread or in the background."),
     (
         "committed, failed, lost",
         "How a checkpoint ended. Only committed means durable; lost means gone with a process that died. Together: all submitted.",
@@ -58,7 +58,7 @@ STUDY_DEFINITIONS = (
     ),
     (
         "Before, Baseline, F-25%",
-        "The state before a mini-batch; behind it without a failure; behind it with one, once a quarter of the gradients had been applied.",
+        "The state before a mini-batch; after it without a failure; after it with one, once a quarter of the gradients had been applied.",
     ),
     ("lost, repeated", "A sample of a failed mini-batch has no influence on a layer, or twice its influence. The record of lost samples names both."),
     ("published", "What the published study measured, on another machine. It stands beside, not in place of, what was measured here."),

@@ -132,7 +132,7 @@ class FakeRank:
             self.control.progress(Progress(self.step, "training", monotonic(), 0.5))
 
     def check_stop(self) -> None:
-        behind = self.heartbeat.stop_behind(self.step)
+        behind = self.heartbeat.stop_after(self.step)
         if self.script.on_stop == "alone" and self.rank == 0 and behind is not None:
             behind = self.step
         if self.script.on_stop != "no" and behind is not None:

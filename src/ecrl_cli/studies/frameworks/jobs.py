@@ -1,4 +1,4 @@
-"""Audits of jobs in forked ranks: an undisturbed run, the attempt that is killed and the attempt behind it, each made once for all who share it."""
+"""Audits of jobs in forked ranks: an undisturbed run, the attempt that is killed and the attempt after it, each made once for all who share it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ForkedJob:
         self._server: subprocess.Popen[str] | None = None
 
     def attempt(self, arm: Path, number: int, faults: Sequence[PlannedFault], words: Sequence[str]) -> dict[str, Any]:
-        """Attempt `number` in `arm`, with `words` behind the job's own; returns the launch as arm.json has it."""
+        """Attempt `number` in `arm`, with `words` after the job's own; returns the launch as arm.json has it."""
         (arm / "work").mkdir(parents=True, exist_ok=True)
         order = {"arm": str(arm), "attempt": number, "strikes": [encode(fault) for fault in faults], "words": ["--out", str(arm / "work"), *words]}
         if self._server is None:
@@ -112,7 +112,7 @@ class Jobs:
         return judged_arm(read_arm(folder / "ref"))
 
     def audited(self, job: JobSpec, killed: Killed, bug: str = "", switch: str = "") -> AuditVerdict:
-        """The verdict on `job` with `switch` on from its start, killed once, and `bug` planted in the attempt behind that."""
+        """The verdict on `job` with `switch` on from its start, killed once, and `bug` planted in the attempt after that."""
         self.reference(job, switch)
         folder = self._folder(job, switch)
         before, arm = folder / f"killed-{killed.step}-{killed.moment}-{killed.rank}", folder / "struck"

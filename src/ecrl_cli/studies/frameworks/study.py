@@ -63,7 +63,7 @@ def _random_trials(context: StudyContext) -> list[Trial]:
     for number in range(context.keys.random if within else 0):
         recipe, ranks = context.rng(f"random/{number}").choice(within)
         trials.append(Trial(f"random/{recipe.name}/{ranks}/{number:03d}", {"arm": "random", "recipe": recipe.name, "processes": ranks}))
-    return sorted(trials, key=lambda trial: trial.key)  # those of one job behind each other: its processes are forked from one that has imported it
+    return sorted(trials, key=lambda trial: trial.key)  # those of one job one after another: its processes are forked from one that has imported it
 
 
 def _random_run(context: StudyContext, trial: Trial) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def _lines_apart(logs: AttemptHistory) -> str:
         for line in lines:
             digests.setdefault(line.global_step, set()).add(line.state_digest)
     several = [step for step, found in sorted(digests.items()) if len(found) > 1]
-    return f"the ranks differ behind step {several[0]}" if several else ""
+    return f"the ranks differ after step {several[0]}" if several else ""
 
 
 def _reports_differ(logs: AttemptHistory) -> str:
@@ -155,7 +155,7 @@ def _unlike_its_lines(history: RunHistory, logs: AttemptHistory) -> str:
         goes_on = bool(report.state_digest) or recovery_of(history.config).from_memory
         if goes_on and logged and report.state_digest not in logged:
             differs = f"{report.state_digest[:12]}, and logged {str(logged[-1])[:12]}"
-            return f"rank {rank} reports that its state behind step {report.finished_step} is {differs}"
+            return f"rank {rank} reports that its state after step {report.finished_step} is {differs}"
         if (report.attempt, report.rank) != (logs.attempt.attempt, rank):
             return f"rank {rank} speaks of rank {report.rank} in attempt {report.attempt}"
     return ""
@@ -180,7 +180,7 @@ def _silent(history: RunHistory) -> str:
             return f"attempt {before.attempt.attempt}: rank {dead[0]} was killed and went on"
         steps = {before.survivor_reports[rank].global_step for rank in stayed}
         if steps != {attempt.resumed_from_step}:
-            return f"attempt {attempt.attempt} goes on behind step {attempt.resumed_from_step}, its ranks left behind {sorted(steps)}"
+            return f"attempt {attempt.attempt} goes on after step {attempt.resumed_from_step}, its ranks left after {sorted(steps)}"
     return ""
 
 

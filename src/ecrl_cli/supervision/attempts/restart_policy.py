@@ -67,7 +67,7 @@ def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: RankError 
 def death(attempt: Attempt) -> str:
     """How an attempt ended, as text."""
     if attempt.outcome == "resized":
-        return f"{attempt.world_size} ranks ended behind step {attempt.last_step}, a planned change of the world size"
+        return f"{attempt.world_size} ranks ended after step {attempt.last_step}, a planned change of the world size"
     if attempt.hang:
         return f"hung: {attempt.hang.text}"
     who = "the launcher" if attempt.rank is None else f"rank {attempt.rank}"
