@@ -44,8 +44,8 @@ LATE = """
     from ecrl_cli.checkpoint.strategies.deferral import Deferral
     ChangeCount.add = lambda self: None
     Deferral.wait = lambda self: None
-    after = Deferral._behind
-    Deferral._behind = lambda self, *given: (behind(self), self._client and hand_over(self._client))
+    after = Deferral._after_step
+    Deferral._after_step = lambda self, *given: (after(self), self._client and hand_over(self._client))
 """
 
 # Every update after a deferred capture waits, however quick the writer is.

@@ -93,7 +93,7 @@ IN_RANKS: dict[str, tuple[tuple[str, str], str, str, str]] = {
         INVALID,
         "checkpoints/step_00000008 was committed and was gone when attempt 1 was launched",
     ),
-    "the pointer stays one after": (
+    "the pointer stays one behind": (
         (
             _STORE,
             """
@@ -102,7 +102,7 @@ IN_RANKS: dict[str, tuple[tuple[str, str], str, str, str]] = {
         older = [entry for entry in self.entries() if entry.path != path]
         name = older[0].path if older else path
         point(self, name, facts | {"global_step": int(name.name[5:13])})
-    module.CheckpointStore.point = after
+    module.CheckpointStore.point = behind
 """,
         ),
         ACCOUNT,

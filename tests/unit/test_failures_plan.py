@@ -233,10 +233,10 @@ def test_when_and_who_are_told_in_words() -> None:
     told = [line.partition(": ")[2] for line in describe(listed(*entries))]
     assert told == [
         "rank 1 is killed by SIGKILL, without a flush, in step 9, after 25% of the gradients",
-        "each of ranks 0, 2 is killed by SIGKILL, without a flush, before the first attempt behind step 9 loads its state",
+        "each of ranks 0, 2 is killed by SIGKILL, without a flush, before the first attempt after step 9 loads its state",
         "rank 1 is killed by SIGKILL, without a flush, at the start of the first attempt",
-        "whoever writes is killed by SIGKILL, in the first save due at step 9 or behind it, at after_rename",
-        "the save and the 2 after it take 0.5 s longer over each write and sync, in the first save due at step 9 or behind it",
+        "whoever writes is killed by SIGKILL, in the first save due at step 9 or after it, at after_rename",
+        "the save and the 2 after it take 0.5 s longer over each write and sync, in the first save due at step 9 or after it",
         "rank 2 is killed by SIGKILL, without a flush, after 1.500 s of supervised time",
         "each of ranks 0, 1, 2 and their agent is killed by SIGKILL, without a flush, after step 9",
     ]

@@ -82,7 +82,7 @@ def test_a_planted_bug_is_found(history: History, tmp_path: Path, bug: mutants.W
 
 @pytest.mark.parametrize(
     ("bug", "at"),
-    [("no look at the fence behind the build", 40), ("no fence at all", 20), ("a rename that overwrites", 41), ("clearing up by name", 40)],
+    [("no look at the fence after the build", 40), ("no fence at all", 20), ("a rename that overwrites", 41), ("clearing up by name", 40)],
 )
 def test_a_planted_bug_of_the_fence_is_found(history: History, tmp_path: Path, bug: str, at: int) -> None:
     """The study sweeps over all calls of a save; here those around one of them."""

@@ -45,7 +45,7 @@ def test_survivors_keep_their_order_and_spares_take_the_places_of_the_dead(
         ("lossy_forward", {}, 3, 60, "nobody outlived it"),
         ("lossy_forward", left(0, 1, 2), 0, 64, "3 ranks cannot share global_batch 64 equally"),
         ("skip", left(0, 1, 2), 0, 64, "3 ranks cannot share global_batch 64 equally"),
-        ("lossy_forward", {0: 40, 1: 41}, 0, 60, "the survivors left behind different steps (rank 0: 40, rank 1: 41)"),
+        ("lossy_forward", {0: 40, 1: 41}, 0, 60, "the survivors left after different steps (rank 0: 40, rank 1: 41)"),
         ("immediate_rollback", left(0, 1), 1, 60, "2 died and 1 spare stood by"),
         ("checkpoint_restart", left(0, 1, 2), 0, 60, "1 died and 0 spares stood by"),
     ],

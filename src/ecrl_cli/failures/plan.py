@@ -32,11 +32,11 @@ _MOMENTS = {
     "backward": "in step {step}, after {share:.0%} of the gradients",
     "optimizer": "in step {step}, after the update of {share:.0%} of the parameters",
     "capture": "while the checkpoint of step {step}, or the next one due, is captured",
-    "save": "in the first save due at step {step} or behind it{point}",
-    "start": "at the start of the first attempt{behind}",
-    "rendezvous": "before the rendezvous of the first attempt{behind}",
-    "load": "before the first attempt{behind} loads its state",
-    "rest": "before the first attempt behind step {step} chooses what to resume from",
+    "save": "in the first save due at step {step} or after it{point}",
+    "start": "at the start of the first attempt{after}",
+    "rendezvous": "before the rendezvous of the first attempt{after}",
+    "load": "before the first attempt{after} loads its state",
+    "rest": "before the first attempt after step {step} chooses what to resume from",
     "wall": "after {seconds:.3f} s of supervised time",
 }
 
@@ -76,7 +76,7 @@ def _check_occasion(entry: PlannedFailure, found: tuple[PlannedFailure, ...], co
     others = (each for each in found if each is not entry and fault_kind(each.kind).ends is not Ends.NOTHING and each.moment != "rest")
     ends = any(each.moment == "wall" or each.global_step >= entry.global_step for each in others)
     if not ends and not any(step >= entry.global_step for step in config.elastic.schedule):
-        fact = f"{entry.kind} at {entry.moment} waits for an attempt that begins behind step {entry.global_step}, and nothing ends one there"
+        fact = f"{entry.kind} at {entry.moment} waits for an attempt that begins after step {entry.global_step}, and nothing ends one there"
         raise ConfigError("failure", fact, f"plan a failure at step {entry.global_step} before it: failure=listed 'failure.entries=[kill@...]'")
 
 
@@ -99,9 +99,9 @@ def _subject(entry: PlannedFailure) -> str:
 
 
 def _when(entry: PlannedFailure) -> str:
-    behind = f" behind step {entry.global_step}" if entry.global_step else ""
+    following = f" after step {entry.global_step}" if entry.global_step else ""
     point = f", at {entry.point}" if entry.point else ""
-    return _MOMENTS[entry.moment].format(step=entry.global_step, share=entry.share, seconds=entry.seconds, behind=behind, point=point)
+    return _MOMENTS[entry.moment].format(step=entry.global_step, share=entry.share, seconds=entry.seconds, after=following, point=point)
 
 
 def pending(entries: tuple[PlannedFailure, ...], fired: Collection[int]) -> tuple[PlannedFailure, ...]:

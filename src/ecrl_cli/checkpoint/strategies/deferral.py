@@ -61,7 +61,7 @@ class Deferral:
             except (NotShareable, StorageError) as why:
                 self._give_up(why.fact if isinstance(why, StorageError) else str(why))
                 return
-            self._hooks = [self.optimizer.register_step_pre_hook(self._before), self.optimizer.register_step_post_hook(self._behind)]
+            self._hooks = [self.optimizer.register_step_pre_hook(self._before), self.optimizer.register_step_post_hook(self._after_step)]
             self.reason = UNWATCHED
         client.share(self._state.memory, self._state.places)
 
@@ -126,7 +126,7 @@ class Deferral:
             with suppress(WriterGone):
                 self._client.confirm(self._state.changed())
 
-    def _behind(self, *given: Any) -> None:
+    def _after_step(self, *given: Any) -> None:
         if self._state is not None:
             self._state.note()
 

@@ -42,7 +42,7 @@ class _NeverLooks(FencingToken):
         return -1
 
 
-class _NoCheckBehindTheBuild(CheckpointStore):
+class _NoCheckAfterTheBuild(CheckpointStore):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         assert type(self._fencing) is FencingToken  # the store asks this object, which is replaced
@@ -107,7 +107,7 @@ class WriterMutant:
 
 WRITER_MUTANTS = (
     WriterMutant(
-        "no look at the fence behind the build", {"arm": "fence", "mode": "unsafe", "layout": "group", "newer": "claim"}, Kind(_NoCheckBehindTheBuild)
+        "no look at the fence after the build", {"arm": "fence", "mode": "unsafe", "layout": "group", "newer": "claim"}, Kind(_NoCheckAfterTheBuild)
     ),
     WriterMutant("no fence at all", {"arm": "fence", "mode": "unsafe", "layout": "single", "newer": "claim"}, Kind(_NoFence)),
     WriterMutant(

@@ -49,7 +49,7 @@ def plan_regroup(config: RunConfig, world_size: int, left: Mapping[int, int], sp
     if not left:
         return RegroupPlan(because="nobody outlived it")
     if len(set(left.values())) > 1:
-        return RegroupPlan(because=f"the survivors left behind different steps ({', '.join(f'rank {r}: {s}' for r, s in sorted(left.items()))})")
+        return RegroupPlan(because=f"the survivors left after different steps ({', '.join(f'rank {r}: {s}' for r, s in sorted(left.items()))})")
     if len(filled) < len(dead) and not recovery.shrinks:
         return RegroupPlan(because=f"{len(dead)} died and {plural(len(filled), 'spare')} stood by")
     if recovery.shrinks and not fits(config, len(places)):
