@@ -50,7 +50,7 @@ def make(experiment: Experiment, outputs: Path, data: str, results: Path = RESUL
         if code not in (0, 1, 3):
             raise ExperimentError(f"{experiment.name}: ecrl report ended with {code}")
         document = json.loads((report / "report.json").read_text(encoding="utf-8"))
-        _keep(experiment, report, new)
+        _keep(experiment, report, folders, new)
         runs = [document for folder in folders for document in _environments(folder)]
         _write(new / "environment.json", runs[0])
         _write(new / "stamp.json", stamp(runs[0], sessions, tuple(experiment.studies) if experiment.is_study else ()))
@@ -140,12 +140,13 @@ def _result(document: dict[str, Any], verdicts: dict[str, dict[str, Any]]) -> di
     }
 
 
-def _keep(experiment: Experiment, report: Path, new: Path) -> None:
+def _keep(experiment: Experiment, report: Path, folders: list[Path], new: Path) -> None:
+    """Files of the report, those of its subfolders in the same; what the report lacks (a sweep's manifest.csv) from the experiment's own folders."""
     kept = (*KEPT, *experiment.keeps)
-    tables = [path for path in sorted(report.glob("*.csv")) if path.name in kept or (experiment.is_study and path.stat().st_size <= LARGEST_TABLE)]
-    for path in (*tables, *(report / name for name in kept if not name.endswith(".csv"))):
-        if path.is_file():
-            shutil.copyfile(path, new / path.name)
+    tables = [path.name for path in sorted(report.glob("*.csv")) if experiment.is_study and path.stat().st_size <= LARGEST_TABLE]
+    for name in sorted({*kept, *tables}):
+        if found := next((folder / name for folder in (report, *folders) if (folder / name).is_file()), None):
+            shutil.copyfile(found, _made((new / name).parent) / found.name)
     for name in experiment.figures:
         if (path := report / "figures" / f"{name}.png").is_file():
             shutil.copyfile(path, _made(new / "figures") / path.name)

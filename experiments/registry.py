@@ -24,7 +24,7 @@ class ExperimentError(Exception):
 @dataclass(frozen=True)
 class Experiment:
     """`commands`: each an `ecrl` command with its own run_dir=outputs/...; they are run in order. `figures`: kept ones, by name; `tables`: kept ones
-    that the page shows; `keeps`: files of the report that are kept beside those of every experiment. `records`: keep the runs themselves, compressed.
+    that the page shows; `keeps`: files that are kept beside those of every experiment. `records`: keep the runs themselves, compressed.
     `needs`: what a machine must have that two cores and Linux do not give. `note`: what to know of the setting.
     """
 
