@@ -22,13 +22,13 @@ PAGES = (
     *("README", "docs/get-started", "docs/cli", "docs/configuration", "docs/failures", "docs/recovery", "docs/elastic", "docs/checkpoint-store"),
     *("docs/checkpointers", "docs/audit", "docs/frameworks", "docs/statistics", "docs/studies", "docs/hydra"),
 )
-# What a reader puts for a name of his own.
+# What a reader puts for a name of his own: the shell finds the digits that end a run's name.
 STANDS_FOR = {
-    "OTHER_RUN": "outputs/quickstart/digits-cnn-ref-s1337",
-    "OTHER": "outputs/quickstart/digits-cnn-ref-s1337",
-    "RUN": "outputs/quickstart/digits-cnn-blk-s1337",
+    "OTHER_RUN": "outputs/quickstart/digits-cnn-ref-s1337-*",
+    "OTHER": "outputs/quickstart/digits-cnn-ref-s1337-*",
+    "RUN": "outputs/quickstart/digits-cnn-blk-s1337-*",
     "MENDED": "outputs/mended",
-    "WEIGHTS": "outputs/quickstart/digits-cnn-ref-s1337/checkpoints",
+    "WEIGHTS": "outputs/quickstart/digits-cnn-ref-s1337-*/checkpoints",
 }
 NOT_HERE = {
     r"^make (test|install|docs|bench|studies|results)|^pip ": "builds, tests or installs",
@@ -38,7 +38,7 @@ NOT_HERE = {
     r"nightly|OTHER_SWEEP|KEY_FILE|A/checkpoints": "files of the reader's",
     r"fish": "another shell",
 }
-EXPECTED = {r"--bug ": 1, r"--history|--against": 2}  # an audit that finds the planted bug answers 1
+EXPECTED = {r"--bug ": 1, r"--steps 600,800": 3}  # an audit that finds the planted bug; steps of which quickstart has no checkpoint
 
 
 def commands(page: Path) -> Iterator[tuple[str, str]]:
