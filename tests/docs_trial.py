@@ -28,7 +28,7 @@ STANDS_FOR = {
     "OTHER": "outputs/quickstart/digits-cnn-ref-s1337-*",
     "RUN": "outputs/quickstart/digits-cnn-blk-s1337-*",
     "MENDED": "outputs/mended",
-    "WEIGHTS": "outputs/quickstart/digits-cnn-ref-s1337-*/checkpoints",
+    "WEIGHTS": "examples/jobs",  # any files that ECRL did not write
 }
 NOT_HERE = {
     r"^make (test|install|docs|bench|studies|results)|^pip ": "builds, tests or installs",
