@@ -3,7 +3,8 @@
 A result is stale where the code that makes and judges its records has changed since: a digest of each room of `src/ecrl_cli`, taken when it was
 made, is held against the tree's. Docstrings do not count. Nor does what only shows or explains a result (`report`, `cli`, `audit`, the recorder),
 nor `studies` and `replication` for one that is no study; of a study only the files count that it reaches (`reached`). Results kept before there were
-such digests are held against their environment's digest of all source.
+such digests are held against their environment's digest of all source. For a result that was made without a GPU, what only a GPU runs does not
+count: modules named `*_gpu.py`, and the bodies of `if ... .type == "cuda":`.
 """
 
 from __future__ import annotations
@@ -36,30 +37,34 @@ BUSY = 0.05  # of the machine's processor time taken by other work: from there o
 
 
 @cache
-def code_digests(studies: tuple[str, ...] = ()) -> dict[str, str]:
-    """By room of the package, and for `conf`, a digest over names and contents; with `studies`, of what these reach and their own configurations."""
+def code_digests(studies: tuple[str, ...] = (), *, gpu: bool = False) -> dict[str, str]:
+    """By room of the package, and for `conf`, a digest over names and contents; with `studies`, of what these reach and their own configurations.
+    `gpu`: with the code that only a GPU runs."""
     files, configurations = set(PACKAGE.rglob("*.py")), set((ROOT / CONF).rglob("*.yaml"))
     if studies:
         files &= frozenset[Path]().union(*map(reached, studies))
         configurations &= {ROOT / CONF / "study.yaml", *(ROOT / CONF / "study" / f"{name}.yaml" for name in studies)}
+    if not gpu:
+        files = {file for file in files if not file.stem.endswith("_gpu")}
     rooms = {path.name: path for path in sorted(PACKAGE.iterdir()) if path.is_dir()}
     of_room = {name: {file for file in files if file.is_relative_to(folder)} for name, folder in rooms.items()}
     of_room[PACKAGE.name] = {file for file in files if file.parent == PACKAGE}
-    found = {name: _digest(rooms.get(name, PACKAGE), inside) for name, inside in of_room.items() if inside}
-    return found | {CONF: _digest(ROOT / CONF, configurations)}
+    found = {name: _digest(rooms.get(name, PACKAGE), inside, gpu=gpu) for name, inside in of_room.items() if inside}
+    return found | {CONF: _digest(ROOT / CONF, configurations, gpu=gpu)}
 
 
-def _digest(folder: Path, files: Iterable[Path]) -> str:
+def _digest(folder: Path, files: Iterable[Path], *, gpu: bool) -> str:
     digest = hashlib.sha256()
     for path in sorted(files):
         content = path.read_bytes()
-        meant = bare(content) if path.suffix == ".py" else content
+        meant = bare(content, gpu=gpu) if path.suffix == ".py" else content
         digest.update(f"{path.relative_to(folder)}\0{hashlib.sha256(meant).hexdigest()}\n".encode())
     return digest.hexdigest()
 
 
-def bare(source: bytes) -> bytes:
-    """`source` without its docstrings and empty lines, none of which changes a result. (Of comments it would take several seconds to tell.)"""
+def bare(source: bytes, *, gpu: bool = False) -> bytes:
+    """`source` without its docstrings and empty lines, none of which changes a result; unless `gpu`, also without what only a GPU runs. (Of comments
+    it would take several seconds to tell.)"""
     lines = source.splitlines()
     due: list[ast.AST] = [ast.parse(source)]
     while due:
@@ -70,13 +75,23 @@ def bare(source: bytes) -> bytes:
             last = first.end_lineno or first.lineno
             if not lines[first.lineno - 1][: first.col_offset].strip() and not lines[last - 1][first.end_col_offset :].strip():  # alone on its lines
                 lines[first.lineno - 1 : last] = [b""] * (last - first.lineno + 1)
+        if (
+            not gpu
+            and isinstance(node, ast.If)
+            and isinstance(node.test, ast.Compare)
+            and not node.orelse
+            and ast.unparse(node.test).endswith(".type == 'cuda'")
+        ):
+            last = node.end_lineno or node.lineno
+            lines[node.lineno - 1 : last] = [b""] * (last - node.lineno + 1)
         due += inner
     return b"\n".join(line for line in lines if line.strip())
 
 
 def changed(stamp: Mapping[str, Any], experiment: Experiment, now: Mapping[str, str] | None = None) -> list[str]:
     """The rooms that count for `experiment` and have changed since `stamp`; empty for a fresh result."""
-    now = code_digests(tuple(experiment.studies) if experiment.is_study else ()) if now is None else now
+    if now is None:
+        now = code_digests(tuple(experiment.studies) if experiment.is_study else (), gpu=bool(stamp.get("machine", {}).get("gpus")))
     studies = frozenset[str]() if experiment.studies else OF_STUDIES
     passed_over = SHOWN_ONLY - {"audit"} if experiment.is_study else SHOWN_ONLY | studies  # one study is about audits
     then = stamp.get("code")
@@ -139,7 +154,7 @@ def stamp(environment: Mapping[str, Any], sessions: list[Session], studies: tupl
         },
         "sessions": [asdict(each) for each in sessions],
     }
-    return found | ({"code": code_digests(studies)} if environment["source_sha256"] == source_sha256() else {})
+    return found | ({"code": code_digests(studies, gpu=bool(environment["gpus"]))} if environment["source_sha256"] == source_sha256() else {})
 
 
 def _commit(environment: Mapping[str, Any]) -> str:

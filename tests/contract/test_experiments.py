@@ -366,3 +366,36 @@ def test_a_docstring_makes_no_result_stale_and_a_change_of_code_does() -> None:
         assert bare(beside) != bare(beside.replace(b"1", b"2")), "code on the line of a docstring counts"
     text = b'A = """one\ntwo"""\n'
     assert bare(text) != bare(text.replace(b"two", b"three")), "a string that is a value counts"
+
+
+def test_what_only_a_gpu_runs_counts_only_for_a_result_made_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "src" / "ecrl_cli" / "checkpoint"
+    folder.mkdir(parents=True)
+    (tmp_path / "conf").mkdir()
+    monkeypatch.setattr("experiments.stamp.PACKAGE", folder.parent)
+    monkeypatch.setattr("experiments.stamp.ROOT", tmp_path)
+    before = "def copy(device):\n    a = 1\n    return a\n"
+    for after, on_gpu_only in (
+        ('def copy(device):\n    a = 1\n    if device.type == "cuda":\n        a = 2\n    return a\n', True),
+        ('def copy(device):\n    a = 1\n    if device.type == "cpu":\n        a = 2\n    return a\n', False),
+        ('def copy(device):\n    a = 1\n    if a or device.type == "cuda":\n        a = 2\n    return a\n', False),
+        ('def copy(device):\n    if device.type == "cuda":\n        a = 2\n    else:\n        a = 1\n    return a\n', False),
+    ):
+        (folder / "copies.py").write_text(before, encoding="utf-8")
+        cpu, gpu = code_digests.__wrapped__(), code_digests.__wrapped__(gpu=True)
+        (folder / "copies.py").write_text(after, encoding="utf-8")
+        assert (code_digests.__wrapped__() == cpu) is on_gpu_only, after
+        assert code_digests.__wrapped__(gpu=True) != gpu
+    cpu, gpu = code_digests.__wrapped__(), code_digests.__wrapped__(gpu=True)
+    (folder / "copies_gpu.py").write_text("a = 1\n", encoding="utf-8")
+    assert code_digests.__wrapped__() == cpu and code_digests.__wrapped__(gpu=True) != gpu
+
+
+def test_a_run_on_the_cpu_imports_no_module_of_a_gpu() -> None:
+    """What `*_gpu.py` says: each is imported only inside of `if ... .type == "cuda":`."""
+    package = ROOT / "src" / "ecrl_cli"
+    modules = {path.stem for path in package.rglob("*_gpu.py")}
+    assert modules
+    for path in package.rglob("*.py"):
+        if not path.stem.endswith("_gpu"):
+            assert not [name for name in modules if name.encode() in bare(path.read_bytes())], path

@@ -132,6 +132,11 @@ class OverlappedStrategy:
 
     def _connected(self, layout: BufferLayout) -> WriterClient | None:
         context, client = self._context, None
+        if context.train_state.device.type == "cuda":
+            from ecrl_cli.checkpoint.strategies.deferral_gpu import connected  # a run on the CPU does without it
+
+            opening = (context.attempt, layout.nbytes, self._max_inflight, layout.plan.parts)
+            return connected(context.layout, (layout, context.train_state.device), opening, (self._deferral, context.snapshotter.found), context.log)
         try:
             client = WriterClient(context.layout, lambda memory: StagingBuffer(memory, layout, context.train_state.device))
             client.open(context.attempt, layout.nbytes, self._max_inflight, layout.plan.parts)

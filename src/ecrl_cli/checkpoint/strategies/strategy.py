@@ -116,6 +116,10 @@ class StrategyContext:
 
     def deferral(self) -> Deferral:
         """For a strategy whose captures may be deferred (checkpoint.capture)."""
+        if self.train_state.device.type == "cuda":
+            from ecrl_cli.checkpoint.strategies.deferral_gpu import GpuDeferral  # a run on the CPU does without it
+
+            return GpuDeferral(self.train_state.optimizer, self.clock, self.log, self.beat, self.tell)
         return Deferral(self.train_state.optimizer, self.clock, self.log, self.beat, self.tell)
 
     @property

@@ -1,0 +1,259 @@
+"""Deferred capture of a state on a GPU: a stream of its own copies it into pinned memory while training's streams go on.
+
+Nothing on the host waits for these copies. What changes in the next forward pass (buffers) is copied first, and training's stream waits for that
+on the GPU; right before the optimizer's step it waits for the rest, which a thread of its own has begun meanwhile. The image goes to the background
+writer when the copies have ended, and only if nothing but that step has written to the state by then: rank 0 looks, as on the CPU (`deferral`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+
+from ecrl_cli.checkpoint.capture.shared_memory import Memory
+from ecrl_cli.checkpoint.capture.shared_state import deferred
+from ecrl_cli.checkpoint.capture.staging_buffer import BufferLayout, StagingBuffer
+from ecrl_cli.checkpoint.format.image import CheckpointImage, PartPlace
+from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
+from ecrl_cli.checkpoint.strategies.deferral import UNWATCHED, Deferral
+from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone
+from ecrl_cli.errors import StorageError
+from ecrl_cli.records.layout import RunLayout
+
+CHANGED = "{} was changed outside of the optimizer's step while it was copied"
+
+
+@dataclass
+class Copying:
+    """A capture that the GPU still copies into the staging buffer `number`. `begun`: gives the event of the last copy, and aliases of the tensors, so
+    that their memory stays until then."""
+
+    number: int
+    image: CheckpointImage
+    begun: Future[tuple[Any, list[torch.Tensor]]]
+
+
+class PinnedBuffer(StagingBuffer):
+    """A staging buffer into which a GPU copies by itself."""
+
+    def capture(self, tensors: dict[str, torch.Tensor]) -> None:
+        """As on the CPU where no tensor is on the GPU: the host then waits for nothing."""
+        stream = self._stream
+        if not any(tensor.is_cuda for tensor in tensors.values()):
+            self._stream = None
+        try:
+            super().capture(tensors)
+        finally:
+            self._stream = stream
+
+    def copy_at_once(self, tensors: dict[str, torch.Tensor]) -> Any:
+        """Begin to copy what the next forward pass may change; the current stream waits for that on the GPU. Returns the event at which the rest of
+        the state may be copied."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        if tensors:
+            copied, _ = self.copy_later(tensors, self._stream.record_event())
+            current.wait_event(copied)
+        return self._stream.record_event()
+
+    def copy_later(self, tensors: dict[str, torch.Tensor], ready: Any) -> tuple[Any, list[torch.Tensor]]:
+        """Begin to copy `tensors` once the event `ready` has come; they may be read meanwhile and must not be written. Returns the event of the last
+        copy, and aliases to keep until then. Of a thousand tensors this takes milliseconds, so a thread of its own calls it."""
+        kept = []
+        with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            self._stream.wait_event(ready)
+            for name, tensor in tensors.items():
+                kept.append(tensor.detach())
+                self._views[name].copy_(kept[-1], non_blocking=True)
+            return self._stream.record_event(), kept
+
+
+class GpuWriterClient(WriterClient):
+    """A connection whose images the GPU may still be copying when they are submitted; one at a time. `failed`: logs a checkpoint as failed."""
+
+    def __init__(self, layout: RunLayout, make_slot: Callable[[Memory], StagingBuffer], failed: Callable[[int, StorageError], None]) -> None:
+        super().__init__(layout, make_slot)
+        self._failed = failed
+        self._at_once: dict[str, torch.Tensor] = {}
+        self._later: dict[str, torch.Tensor] = {}
+        self._copying: Copying | None = None
+        self._handed: Future[None] | None = None
+        self._handed_step = 0
+        self._hands = ThreadPoolExecutor(1, thread_name_prefix="gpu-copy")
+
+    def copy_next(self, at_once: dict[str, torch.Tensor], later: dict[str, torch.Tensor]) -> None:
+        """What the GPU is to copy for the image that is submitted next. `later`: only an optimizer changes it."""
+        self._at_once, self._later = at_once, later
+
+    @property
+    def unconfirmed(self) -> bool:
+        return self._copying is not None
+
+    def take(self) -> tuple[int, StagingBuffer]:
+        self.collect()
+        return super().take()
+
+    def submit(self, number: int, image: CheckpointImage, changes: int | None = None) -> None:
+        """As by the CPU; with `changes` begin to copy what is later: the image follows once that is confirmed and done."""
+        if changes is None:
+            super().submit(number, image)
+            return
+        slot = cast(PinnedBuffer, self._slots[number])
+        ready = slot.copy_at_once(self._at_once)
+        self._copying = Copying(number, image, self._hands.submit(slot.copy_later, self._later, ready))
+        self._at_once, self._later = {}, {}
+
+    def wait_copied(self, beat: Callable[[], None], every_s: float) -> None:
+        """Return when the GPU has copied what was submitted, which takes less than the time between two beats."""
+        beat()
+        if self._copying is not None:
+            self._copying.begun.result()[0].synchronize()
+
+    def confirm(self, changed: str) -> None:
+        """The optimizer is about to change the state: on the GPU that waits for the copies. `changed`: what others have changed, by name; the image
+        is then given up."""
+        copying, self._copying = self._copying, None
+        assert copying is not None
+        torch.cuda.current_stream().wait_event(copying.begun.result()[0])
+        self._handed_step = copying.image.stamp.global_step
+        self._handed = self._hands.submit(self._hand_over, copying, CHANGED.format(changed) if changed else "")
+
+    def wait_idle(self) -> None:
+        self.collect()
+        super().wait_idle()
+
+    def collect(self) -> None:
+        """Return when the image that was confirmed last is with the writer; one that was given up, or found no writer, is logged as failed."""
+        handed, self._handed = self._handed, None
+        if handed is None:
+            return
+        try:
+            handed.result()
+        except StorageError as error:
+            self._failed(self._handed_step, error)
+        except WriterGone as gone:
+            self._failed(self._handed_step, StorageError("writer", str(gone), "a new writer is looked for at the next checkpoint"))
+
+    def close(self) -> None:
+        if self._copying is not None:
+            self._copying.begun.result()[0].synchronize()  # before its memory goes
+        self.collect()
+        self._hands.shutdown()
+        super().close()
+
+    def _hand_over(self, copying: Copying, refused: str) -> None:
+        copied, kept = copying.begun.result()
+        copied.synchronize()
+        kept.clear()
+        if refused:
+            with self._changed:
+                self._free.append(copying.number)
+            fact = f"step {copying.image.stamp.global_step}: {refused}"
+            raise StorageError("capture", fact, "use checkpoint.capture=copy")
+        super().submit(copying.number, replace(copying.image, state_digest=""))
+
+
+class WatchedState:
+    """What only an optimizer's step may write to or replace; other writes are noticed by `changed`."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._at: list[int] = []
+        self.changes = _NoCount()
+        self.note()
+
+    def is_of(self, tensors: dict[str, torch.Tensor]) -> bool:
+        """Whether it watches these."""
+        return len(tensors) == len(self._tensors) and all(a is b for a, b in zip(tensors.values(), self._tensors.values(), strict=True))
+
+    def place(self) -> None:
+        """Call at a capture: from then on also a tensor that lies elsewhere counts as changed, until the next `note`."""
+        self._at = [tensor.data_ptr() for tensor in self._tensors.values()]
+
+    def note(self) -> None:
+        """Call after each optimizer step: `changed` compares with the state of now."""
+        self._versions = [tensor._version for tensor in self._tensors.values()]
+        self._at = []
+
+    def changed(self) -> str:
+        """The first tensor that was written to since `note`, or moved since `place`, by name; empty if none was."""
+        for (name, tensor), version in zip(self._tensors.items(), self._versions, strict=True):
+            if tensor._version != version:
+                return name
+        placed = zip(self._tensors.items(), self._at, strict=True) if self._at else ()
+        return next((name for (name, tensor), at in placed if tensor.data_ptr() != at), "")
+
+    def close(self) -> None:
+        self._tensors, self._versions, self._at = {}, [], []
+
+
+class _NoCount:
+    """Stands where the CPU's shared memory counts the changes for the writer's process, which copies nothing from a GPU."""
+
+    value = 0
+
+    def add(self) -> None: ...
+
+
+class GpuDeferral(Deferral):
+    """Deferred capture of a state that the GPU copies itself."""
+
+    def begin(self, client: WriterClient, tensors: dict[str, torch.Tensor]) -> None:
+        """Watch `tensors`, from their next update on."""
+        self._client = client
+        if self._given_up:
+            return
+        self._release()
+        self._state = cast(Any, WatchedState(_on_gpu(deferred(tensors))))
+        self._hooks = [self.optimizer.register_step_pre_hook(self._before), self.optimizer.register_step_post_hook(self._after_step)]
+        self.reason = UNWATCHED
+
+    def later(self, tensors: dict[str, torch.Tensor], global_step: int) -> dict[str, torch.Tensor]:
+        """Those of `tensors` that the GPU copies by itself; none, with a `reason`, where others write to them too."""
+        if self._state is None or self.reason:
+            return {}
+        state = cast(WatchedState, self._state)
+        if name := state.changed():
+            self._give_up(f"{name} was changed outside of the optimizer's step")
+            return {}
+        found = _on_gpu(tensors)
+        later = deferred(found)
+        if not state.is_of(later):  # an optimizer may have made new ones
+            state = WatchedState(later)
+            self._state = cast(Any, state)
+        state.place()
+        self._step = global_step
+        cast(GpuWriterClient, self._client).copy_next({name: found[name] for name in found.keys() - later.keys()}, later)
+        return found
+
+
+def _on_gpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if tensor.is_cuda and tensor.numel()}
+
+
+def connected(
+    run: RunLayout,
+    buffer: tuple[BufferLayout, torch.device],
+    opening: tuple[int, int, int, tuple[PartPlace, ...]],
+    deferral: tuple[Deferral | None, dict[str, torch.Tensor]],
+    log: CheckpointLog,
+) -> WriterClient | None:
+    """A connection for a state on a GPU, as `OverlappedStrategy` makes it for one on the CPU; None if there is no writer. `opening`: what is told to
+    the writer (`WriterClient.open`); `deferral`: what defers captures, if it is wanted, and the tensors to watch."""
+    layout, device = buffer
+    try:
+        client = GpuWriterClient(run, lambda memory: PinnedBuffer(memory, layout, device), log.failed)
+    except WriterGone:
+        return None
+    try:
+        client.open(*opening)
+        if deferral[0] is not None:
+            deferral[0].begin(client, deferral[1])
+    except WriterGone:
+        client.close()
+        return None
+    return client
