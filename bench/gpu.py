@@ -3,7 +3,7 @@
 One process trains a transformer (bf16 parameters, fused AdamW) on random tokens. Arms: no checkpoint (twice: the A/A control), deferred (overlapped
 with checkpoint.capture=deferred), the same with capture=copy, blocking, and torch.distributed.checkpoint's async_save. Segments of steps are as in
 bench.stall; a step ends when the GPU is done with it. The link is what one copy of 1 GiB into pinned memory reaches, the capture what all tensors
-of the state reach together. Needs a GPU: without one it says so and ends with 3.
+of the state reach together. `--race` adds the stall of other checkpointers, after that. Needs a GPU: without one it says so and ends with 3.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from ecrl_cli.records.layout import RunLayout
 
 NO_GPU = 3
 LINK_BYTES = 2**30
+OTHERS = ("torch_save", "torch_save_durable", "dcp", "torch_checkpointing", "torchsnapshot")
 STALL_OF_A_STEP, IN_FLIGHT, OF_THE_LINK = 0.01, 1.05, 0.8
 
 
@@ -156,6 +157,21 @@ def stall_parts(root: Path, arm: str) -> dict[str, float]:
     return {name: round(statistics.median(values), 3) for name, values in sorted(found.items())}
 
 
+def race(bench: GpuBench, root: Path, rounds: int) -> None:
+    """Notes the stalls of OTHERS; each keeps one checkpoint at a time."""
+    arms = {name: ours(bench, root, name) for name in OTHERS}
+    for number in range(rounds + 1):
+        for name, arm in arms.items():
+            print(f"round {number}: {name}", file=sys.stderr, flush=True)
+            bench.step()
+            seconds = arm.save()
+            arm.settle()
+            if number:
+                bench.note(f"stall {name}", seconds)
+            for path in (root / name / "checkpoints").glob("step_*"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def measure(options: argparse.Namespace, root: Path) -> dict[str, Any]:
     bench = begun(options, root)
     link, capture = link_bytes_per_s(), capture_bytes_per_s(bench)
@@ -171,6 +187,11 @@ def measure(options: argparse.Namespace, root: Path) -> dict[str, Any]:
         for name, arm in order if number % 2 else reversed(order):
             segment(bench, arm, name, options.steps)
             print(f"round {number}: {name}", file=sys.stderr, flush=True)
+    for arm in arms.values():
+        if arm is not None:
+            arm.settle()
+    if options.race:
+        race(bench, root, options.rounds)
     seconds = bench.seconds
     copied = [line for line in lines_of(root, "deferred") if line.event == "submitted" and not line.deferred_bytes]
     assert not copied, f"{len(copied)} captures were copies: {copied[0].reason}"
@@ -193,9 +214,6 @@ def measure(options: argparse.Namespace, root: Path) -> dict[str, Any]:
         "DCP async_save: step in flight / step without": median_ratio(seconds, "step dcp_async", "step none"),
     }
     conclusive = abs(control["A/A: step without / step without"] - 1) <= 0.03
-    for arm in arms.values():
-        if arm is not None:
-            arm.settle()
     return {
         "parameters": sum(parameter.numel() for parameter in bench.model.parameters()),
         "state_bytes": sum(source.find().nbytes for source in bench.train_state.sources()),
@@ -223,6 +241,7 @@ def main() -> int:
     parser.add_argument("--depth", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--words", type=int, default=8192)
+    parser.add_argument("--race", action="store_true", help="also the stalls of other checkpointers")
     parser.add_argument("--folder", type=Path, default=None, help="where to write the checkpoints (default: a temporary folder here)")
     options = parser.parse_args()
     if not torch.cuda.is_available():

@@ -131,8 +131,8 @@ class CheckpointConfig:
     """`every`: steps between checkpoints. `keep`: how many valid ones retention leaves (>= 2). `final`: also one at the target.
 
     `memory_every`: with in_memory, steps between the snapshots in memory, from which the next attempt resumes.
-    `capture`: copy (training waits for the copy of its state), or deferred (the background writer copies it while training goes on, which waits
-    only where the optimizer would change it; what cannot be deferred is copied, on record).
+    `capture`: copy (training waits for the copy of its state), or deferred (the background writer, or the GPU, copies it while training goes on,
+    which waits only where the optimizer would change it; what cannot be deferred is copied, on record).
     `on_error`: after a failed save training continues, or stops with exit code 5, to be resumed once the cause is removed.
     `digest`: the hash of tensors and files in checkpoints and of the states that ranks log; sha256 is slower, and approved where FIPS 140 rules.
     `finite`: which tensors of a checkpoint must be finite, or it is rejected: all (parameters, buffers, optimizer state), model
