@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
-import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from ecrl_cli.report.tables.renderers import markdown_of
+from ecrl_cli.report.tables.table import Column, Table
 
 UNITS = {"ms": 1e3, "%": 1e2, "points": 1e2, "MB": 1e-6}  # of what a CSV holds: seconds, shares, differences of shares, bytes
 
@@ -26,9 +28,12 @@ class KeptTable:
         """KeyError: the file has no such column."""
         with (folder / self.file).open(encoding="utf-8", newline="") as file:
             rows = [row for row in csv.DictReader(file) if all(row[name] == value for name, value in self.where.items())]
-        units = {name: _unit(heading) for name, heading in self.columns.items()}
-        lines = [f"**{self.title}** (`{self.file}`)", "", f"| {' | '.join(self.columns.values())} |", "| --- " * len(self.columns) + "|"]
-        return [*lines, *(f"| {' | '.join(_cell(row[name], units[name]) for name in self.columns)} |" for row in rows), ""]
+        values = {name: [_value(row[name], _unit(heading)) for row in rows] for name, heading in self.columns.items()}
+        columns = tuple(
+            Column(heading, "text" if any(isinstance(v, str) for v in values[name]) else "measured") for name, heading in self.columns.items()
+        )
+        table = Table(self.title, columns, tuple(zip(*values.values(), strict=True)))
+        return [f"**{self.title}** (`{self.file}`)", "", *markdown_of(table), ""]
 
 
 # What a page shows of every sweep.
@@ -55,12 +60,9 @@ def _unit(heading: str) -> float:
     return UNITS.get(found.group(1), 1.0) if found else 1.0
 
 
-def _cell(text: str, unit: float) -> str:
-    """Numbers to three digits; anything else as it stands."""
+def _value(text: str, unit: float) -> float | str | None:
+    """A number in its unit; anything else as it stands. None: missing."""
     try:
-        value = float(text) * unit
+        return float(text) * unit
     except ValueError:
-        return text.replace("|", "\\|")
-    if math.isfinite(value) and (abs(value) >= 1000 or value == int(value)):
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+        return text or None

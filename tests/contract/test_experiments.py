@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from experiments import make as making
 from experiments.__main__ import main
-from experiments.make import Stopped, make
+from experiments.make import Stopped, _keep, make
 from experiments.pages import INDEX, Kept, index, page, state, with_state, without_state
 from experiments.reached import reached
 from experiments.registry import DATA_WORD, ROOT, Experiment, ExperimentError, Registry, read
@@ -60,20 +60,20 @@ def test_the_table_of_experiments_is_made_from_what_is_kept() -> None:
     assert without_state(INDEX.read_text(encoding="utf-8")) == without_state(index(REGISTRY)), "python -m experiments --pages"
 
 
-def test_a_kept_table_is_shown_in_units_to_three_digits(tmp_path: Path) -> None:
+def test_a_kept_table_is_shown_in_units(tmp_path: Path) -> None:
     (tmp_path / "arms.csv").write_text("arm,kind,stall,share,bytes,n\nblk,a|b,0.0152395,0.36666,816539,12500\novl,c,,0,44000000,3\nold,d,1,1,1,1\n")
     columns = {"arm": "arm", "kind": "kind", "stall": "stall (ms)", "share": "share (%)", "bytes": "bytes (MB)", "n": "runs (all)"}
     assert KeptTable("arms.csv", "Arms", columns, where={"kind": "a|b"}).markdown(tmp_path) == [
         "**Arms** (`arms.csv`)",
         "",
         "| arm | kind | stall (ms) | share (%) | bytes (MB) | runs (all) |",
-        "| --- | --- | --- | --- | --- | --- |",
-        "| blk | a\\|b | 15.2 | 36.7 | 0.817 | 12,500 |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+        "| blk | a\\|b | 15.24 | 36.67 | 0.8165 | 12,500 |",
         "",
     ]
     others = KeptTable("arms.csv", "Arms", columns).markdown(tmp_path)[5:]
     assert others == [
-        "| ovl | c |  | 0 | 44 | 3 |",
+        "| ovl | c | - | 0 | 44 | 3 |",
         "| old | d | 1,000 | 100 | 1e-06 | 1 |",
         "",
     ]
@@ -129,6 +129,19 @@ def test_an_experiment_is_run_verified_reported_and_kept(made: Path) -> None:
         packed = {Path(name).name for name in archive.getnames()}
     assert {"metrics.json", "seal.json", "MANIFEST.json", "rank0.jsonl"} <= packed and not {"verdict.json", ".lock", ".hydra", "report"} & packed
     assert sorted(path.name for path in (made / "results").iterdir()) == ["small"], "nothing half-made is left"
+
+
+def test_what_is_kept_lies_where_the_report_has_it_and_what_it_lacks_comes_from_the_sweep(tmp_path: Path) -> None:
+    report, sweep, new = (tmp_path / name for name in ("report", "sweep", "new"))
+    there = {report: ("runs.csv", "other.csv", "figures/gain.pdf", "figures/gain.png", "figures/other.png"), sweep: ("manifest.csv", "runs.csv")}
+    for folder, names in there.items():
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(folder.name, encoding="utf-8")
+    experiment = replace(small(), keeps=("manifest.csv", "figures/gain.pdf", "not-there.csv"), figures=("gain", "not-there"))
+    _keep(experiment, report, [sweep], new)
+    kept = {str(path.relative_to(new)): path.read_text(encoding="utf-8") for path in new.rglob("*") if path.is_file()}
+    assert kept == {"runs.csv": "report", "manifest.csv": "sweep", "figures/gain.pdf": "report", "figures/gain.png": "report"}
 
 
 def test_a_sweep_and_a_study_are_kept_as_one(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
