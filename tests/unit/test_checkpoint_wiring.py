@@ -551,7 +551,7 @@ def test_as_many_staging_buffers_are_asked_for_as_checkpoints_may_be_in_flight(m
             asked.append(slots)
 
     monkeypatch.setattr(overlapped, "WriterClient", Client)
-    context = SimpleNamespace(layout=None, attempt=0, train_state=SimpleNamespace(device=None), defers=False)
+    context = SimpleNamespace(layout=None, attempt=0, train_state=SimpleNamespace(device=torch.device("cpu")), defers=False)
     strategy = OverlappedStrategy(cast("Any", context), most)
     strategy._connected(cast("Any", SimpleNamespace(nbytes=8, plan=SimpleNamespace(parts=()))))
     assert asked == [most]
