@@ -196,6 +196,7 @@ def measure(options: argparse.Namespace, root: Path) -> dict[str, Any]:
     copied = [line for line in lines_of(root, "deferred") if line.event == "submitted" and not line.deferred_bytes]
     assert not copied, f"{len(copied)} captures were copies: {copied[0].reason}"
     failed = [line.reason for name in ("deferred", "overlapped", "blocking") for line in lines_of(root, name) if line.event == "failed"]
+    assert not failed, failed[0]
     ratios = {
         "deferred stall / step": median_ratio(seconds, "stall deferred", "step none"),
         "step with a write in flight / step without": median_ratio(seconds, "step deferred", "step none"),
@@ -222,7 +223,6 @@ def measure(options: argparse.Namespace, root: Path) -> dict[str, Any]:
         "ratios": {name: round(value, 4) for name, value in ratios.items()},
         "goals": goals,
         "controls": {name: round(value, 4) for name, value in control.items()},
-        "failed_saves": failed,
         "conclusive": conclusive,
         "note": note(conclusive),
         "milliseconds": {name: round(statistics.median(values) * 1e3, 2) for name, values in sorted(seconds.items())},

@@ -53,7 +53,8 @@ def make(experiment: Experiment, outputs: Path, data: str, results: Path = RESUL
         _keep(experiment, report, folders, new)
         runs = [document for folder in folders for document in _environments(folder)]
         _write(new / "environment.json", runs[0])
-        _write(new / "stamp.json", stamp(runs[0], sessions, tuple(experiment.studies) if experiment.is_study else ()))
+        stamped = next((run for run in runs if run["gpus"]), runs[0])  # one run on a GPU, and the code for GPUs counts
+        _write(new / "stamp.json", stamp(stamped, sessions, tuple(experiment.studies) if experiment.is_study else ()))
         _write(new / "result.json", _result(document, verdicts))
         if experiment.records:
             pack(folders, new / "records.tar.xz")

@@ -75,17 +75,17 @@ def bare(source: bytes, *, gpu: bool = False) -> bytes:
             last = first.end_lineno or first.lineno
             if not lines[first.lineno - 1][: first.col_offset].strip() and not lines[last - 1][first.end_col_offset :].strip():  # alone on its lines
                 lines[first.lineno - 1 : last] = [b""] * (last - first.lineno + 1)
-        if (
-            not gpu
-            and isinstance(node, ast.If)
-            and isinstance(node.test, ast.Compare)
-            and not node.orelse
-            and ast.unparse(node.test).endswith(".type == 'cuda'")
-        ):
+        if not gpu and isinstance(node, ast.If) and _asks_for_gpu(node):
             last = node.end_lineno or node.lineno
             lines[node.lineno - 1 : last] = [b""] * (last - node.lineno + 1)
         due += inner
     return b"\n".join(line for line in lines if line.strip())
+
+
+def _asks_for_gpu(node: ast.If) -> bool:
+    """Whether it is `if a.b.type == "cuda":` and no more: a test that calls something runs on the CPU too."""
+    calls = any(isinstance(each, ast.Call | ast.NamedExpr) for each in ast.walk(node.test))
+    return isinstance(node.test, ast.Compare) and not calls and not node.orelse and ast.unparse(node.test).endswith(".type == 'cuda'")
 
 
 def changed(stamp: Mapping[str, Any], experiment: Experiment, now: Mapping[str, str] | None = None) -> list[str]:

@@ -123,7 +123,11 @@ def test_an_experiment_is_run_verified_reported_and_kept(made: Path) -> None:
     kept = made / "results" / "small"
     result, stamped = (json.loads((kept / f"{name}.json").read_text(encoding="utf-8")) for name in ("result", "stamp"))
     assert sorted(result["verdicts"].values()) == ["valid", "valid"] and result["promises"]["exactly-once"] == {"valid": 2}
-    assert stamped["code"] == code_digests() and len(stamped["sessions"]) == 1 and stamped["sessions"][0]["seconds"] > 0
+    assert (
+        stamped["code"] == code_digests(gpu=bool(stamped["machine"]["gpus"]))
+        and len(stamped["sessions"]) == 1
+        and stamped["sessions"][0]["seconds"] > 0
+    )
     assert {"runs.csv", "summary.csv", "environment.json", "records.tar.xz"} <= {path.name for path in kept.iterdir()}
     with tarfile.open(kept / "records.tar.xz") as archive:
         packed = {Path(name).name for name in archive.getnames()}
@@ -151,7 +155,7 @@ def test_a_sweep_and_a_study_are_kept_as_one(made: Path, tmp_path: Path, monkeyp
     assert make(WITH_A_STUDY, tmp_path, "", tmp_path / "results") == 0
     monkeypatch.setattr(Experiment, "folder", tmp_path / "results" / "mixed")
     kept = Kept.of(tmp_path / "results" / "mixed")
-    assert kept.stamp["code"] == code_digests() and not changed(kept.stamp, WITH_A_STUDY)
+    assert kept.stamp["code"] == code_digests(gpu=bool(kept.stamp["machine"]["gpus"])) and not changed(kept.stamp, WITH_A_STUDY)
     assert (kept.runs, kept.judged) == ("2 runs, 66 trials", "2 valid, 3 of 3 gates")
     assert "\necrl verify outputs/mixed\necrl report outputs/mixed outputs/mixed-study\n" in page(WITH_A_STUDY)
 
@@ -392,6 +396,7 @@ def test_what_only_a_gpu_runs_counts_only_for_a_result_made_on_one(tmp_path: Pat
         ('def copy(device):\n    a = 1\n    if device.type == "cuda":\n        a = 2\n    return a\n', True),
         ('def copy(device):\n    a = 1\n    if device.type == "cpu":\n        a = 2\n    return a\n', False),
         ('def copy(device):\n    a = 1\n    if a or device.type == "cuda":\n        a = 2\n    return a\n', False),
+        ('def copy(device):\n    a = 1\n    if device(a).type == "cuda":\n        a = 2\n    return a\n', False),
         ('def copy(device):\n    if device.type == "cuda":\n        a = 2\n    else:\n        a = 1\n    return a\n', False),
     ):
         (folder / "copies.py").write_text(before, encoding="utf-8")

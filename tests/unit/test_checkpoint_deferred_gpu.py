@@ -6,6 +6,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.records.span_clock import SpanClock
 from tests.conftest import comes_true
 from tests.unit.checkpoint_support import writer_process
-from tests.unit.test_checkpoint_deferred import KINDS, replaced, written_outside
+from tests.unit.test_checkpoint_deferred import KINDS, replaced, views_of_one, written_outside
 from tests.unit.test_checkpoint_train_state import OPTIMIZERS, Run, config, lines
 
 DEFERRED = config("overlapped", capture="deferred")
@@ -104,8 +105,8 @@ class Rank:
         self.strategy.prepare()
         self.run.train(1)
 
-    def save(self) -> None:
-        self.strategy.save(self.run.progress())
+    def save(self, state_digest: str = "") -> None:
+        self.strategy.save(replace(self.run.progress(), state_digest=state_digest))
         self.clock.switch("compute")
 
     def of(self, event: str) -> list[CheckpointLine]:
@@ -244,7 +245,8 @@ def test_a_refused_image_gives_its_buffer_back(rank_of: MakeRank) -> None:
     assert comes_true(lambda: len(client._free) == 2)
     for number in range(2):
         taken, slot = client.take()
-        client.copy_next({}, {name: tensor for name, tensor in rank.strategy._context.snapshotter.found.items() if name in slot._views})
+        found = {name: tensor for name, tensor in rank.strategy._context.snapshotter.found.items() if name in slot._views}
+        client.copy_next({}, found, {name: tensor.data_ptr() for name, tensor in found.items()})
         parts = slot.layout.parts(number, 0)
         client.submit(taken, CheckpointImage(rank.strategy._context.stamp(rank.run.progress()), slot.memory.view, parts, {}), 0)
         client.confirm("parameters.last.bias")
@@ -301,3 +303,69 @@ def test_a_writer_that_has_ended_fails_the_checkpoint_of_its_step(rank_of: MakeR
     rank.strategy.flush()
     (failed,) = rank.of("failed")
     assert failed.global_step == 2 and "the background writer has ended" in str(failed.reason)
+
+
+def test_what_torch_does_not_count_is_seen_by_the_digest_that_the_rank_logged(rank_of: MakeRank) -> None:
+    rank = rank_of()
+    rank.ready()
+    digest = rank.run.train_state.state_digest()
+    rank.run.model.last.bias.data.mul_(0.5)  # before the copy, after the digest: as a write that overtakes the copy
+    rank.save(digest)
+    rank.run.train(1)
+    rank.strategy.flush()
+    assert rank.of("committed") == [] and ["step 2 would be saved as" in str(line.reason) for line in rank.of("failed")] == [True]
+
+
+def test_a_parameter_that_lies_elsewhere_while_it_is_copied_is_refused(rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As weights that are swapped in forward and swapped back: no count and no address says so afterwards."""
+    rank = rank_of()
+    rank.ready()
+    begin, bias = PinnedBuffer.copy_later, rank.run.model.last.bias
+
+    def swapped(buffer: PinnedBuffer, tensors: dict[str, torch.Tensor], ready: Any) -> Any:
+        own = bias.data
+        bias.data = own.clone()
+        try:
+            return begin(buffer, tensors, ready)
+        finally:
+            bias.data = own
+
+    monkeypatch.setattr(PinnedBuffer, "copy_later", swapped)
+    rank.save()
+    rank.run.train(1)
+    rank.strategy.flush()
+    (failed,) = rank.of("failed")
+    assert rank.of("committed") == [] and CHANGED.format("parameters.last.bias") in str(failed.reason)
+
+
+def test_a_copy_that_cannot_be_begun_fails_that_checkpoint_alone(rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = rank_of()
+    rank.ready()
+    begin = PinnedBuffer.copy_later
+
+    def fail(buffer: PinnedBuffer, tensors: dict[str, torch.Tensor], ready: Any) -> Any:
+        if any(name.startswith("parameters.") for name in tensors):
+            raise RuntimeError("out of memory")
+        return begin(buffer, tensors, ready)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PinnedBuffer, "copy_later", fail)
+        rank.save()
+        rank.run.train(1)
+    digests = rank.run.train_state.digests()
+    rank.save()
+    rank.run.train(1)
+    rank.strategy.flush()
+    (failed,) = rank.of("failed")
+    assert failed.global_step == 2 and "the GPU's copy could not be begun (RuntimeError: out of memory)" in str(failed.reason)
+    assert [line.global_step for line in rank.of("committed")] == [3] and rank.saved() == digests
+
+
+def test_views_of_larger_memory_are_copied(rank_of: MakeRank) -> None:
+    """What is written to the larger memory is not counted for its views."""
+    rank = rank_of()
+    views_of_one(rank.run)
+    rank.ready()
+    rank.save()
+    rank.strategy.flush()
+    assert ["is a view of larger memory" in str(line.reason) for line in rank.of("submitted")] == [True] and len(rank.told) == 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -21,7 +21,7 @@ from ecrl_cli.checkpoint.format.image import CheckpointImage, PartPlace
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
 from ecrl_cli.checkpoint.strategies.deferral import UNWATCHED, Deferral
 from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone
-from ecrl_cli.errors import StorageError
+from ecrl_cli.errors import StorageError, first_line
 from ecrl_cli.records.layout import RunLayout
 
 CHANGED = "{} was changed outside of the optimizer's step while it was copied"
@@ -30,11 +30,17 @@ CHANGED = "{} was changed outside of the optimizer's step while it was copied"
 @dataclass
 class Copying:
     """A capture that the GPU still copies into the staging buffer `number`. `begun`: gives the event of the last copy, and aliases of the tensors, so
-    that their memory stays until then."""
+    that their memory stays until then. `at`: where the tensors lay at the capture, by name."""
 
     number: int
     image: CheckpointImage
     begun: Future[tuple[Any, list[torch.Tensor]]]
+    at: dict[str, int]
+
+    def synchronize(self) -> None:
+        """Return when the copies have ended, or could not be begun."""
+        if self.begun.exception() is None:
+            self.begun.result()[0].synchronize()
 
 
 class PinnedBuffer(StagingBuffer):
@@ -80,14 +86,15 @@ class GpuWriterClient(WriterClient):
         self._failed = failed
         self._at_once: dict[str, torch.Tensor] = {}
         self._later: dict[str, torch.Tensor] = {}
+        self._at: dict[str, int] = {}
         self._copying: Copying | None = None
         self._handed: Future[None] | None = None
         self._handed_step = 0
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="gpu-copy")
 
-    def copy_next(self, at_once: dict[str, torch.Tensor], later: dict[str, torch.Tensor]) -> None:
-        """What the GPU is to copy for the image that is submitted next. `later`: only an optimizer changes it."""
-        self._at_once, self._later = at_once, later
+    def copy_next(self, at_once: dict[str, torch.Tensor], later: dict[str, torch.Tensor], at: dict[str, int]) -> None:
+        """What the GPU is to copy for the image that is submitted next. `later`: only an optimizer changes it, and it lies at the addresses `at`."""
+        self._at_once, self._later, self._at = at_once, later, at
 
     @property
     def unconfirmed(self) -> bool:
@@ -104,21 +111,22 @@ class GpuWriterClient(WriterClient):
             return
         slot = cast(PinnedBuffer, self._slots[number])
         ready = slot.copy_at_once(self._at_once)
-        self._copying = Copying(number, image, self._hands.submit(slot.copy_later, self._later, ready))
+        self._copying = Copying(number, image, self._hands.submit(slot.copy_later, self._later, ready), self._at)
         self._at_once, self._later = {}, {}
 
     def wait_copied(self, beat: Callable[[], None], every_s: float) -> None:
         """Return when the GPU has copied what was submitted, which takes less than the time between two beats."""
         beat()
         if self._copying is not None:
-            self._copying.begun.result()[0].synchronize()
+            self._copying.synchronize()
 
     def confirm(self, changed: str) -> None:
         """The optimizer is about to change the state: on the GPU that waits for the copies. `changed`: what others have changed, by name; the image
         is then given up."""
         copying, self._copying = self._copying, None
         assert copying is not None
-        torch.cuda.current_stream().wait_event(copying.begun.result()[0])
+        if copying.begun.exception() is None:
+            torch.cuda.current_stream().wait_event(copying.begun.result()[0])
         self._handed_step = copying.image.stamp.global_step
         self._handed = self._hands.submit(self._hand_over, copying, CHANGED.format(changed) if changed else "")
 
@@ -140,21 +148,26 @@ class GpuWriterClient(WriterClient):
 
     def close(self) -> None:
         if self._copying is not None:
-            self._copying.begun.result()[0].synchronize()  # before its memory goes
+            self._copying.synchronize()  # before its memory goes
         self.collect()
         self._hands.shutdown()
         super().close()
 
     def _hand_over(self, copying: Copying, refused: str) -> None:
-        copied, kept = copying.begun.result()
-        copied.synchronize()
-        kept.clear()
+        copying.synchronize()
+        if error := copying.begun.exception():
+            refused = f"the GPU's copy could not be begun ({first_line(error, 200)})"
+        else:
+            kept = copying.begun.result()[1]
+            moved = (name for (name, at), alias in zip(copying.at.items(), kept, strict=True) if alias.data_ptr() != at)
+            refused = refused or next(map(CHANGED.format, moved), "")
+            kept.clear()
         if refused:
             with self._changed:
                 self._free.append(copying.number)
             fact = f"step {copying.image.stamp.global_step}: {refused}"
             raise StorageError("capture", fact, "use checkpoint.capture=copy")
-        super().submit(copying.number, replace(copying.image, state_digest=""))
+        super().submit(copying.number, copying.image)  # with the digest that rank 0 logged, against which the writer checks it
 
 
 class WatchedState:
@@ -170,9 +183,15 @@ class WatchedState:
         """Whether it watches these."""
         return len(tensors) == len(self._tensors) and all(a is b for a, b in zip(tensors.values(), self._tensors.values(), strict=True))
 
-    def place(self) -> None:
-        """Call at a capture: from then on also a tensor that lies elsewhere counts as changed, until the next `note`."""
+    def place(self) -> dict[str, int]:
+        """Call at a capture: from then on also a tensor that lies elsewhere counts as changed, until the next `note`. Returns where each lies."""
         self._at = [tensor.data_ptr() for tensor in self._tensors.values()]
+        return dict(zip(self._tensors, self._at, strict=True))
+
+    def view(self) -> str:
+        """The first tensor that is a view of larger memory, which is written to uncounted, by name; empty if none is."""
+        parts = (name for name, tensor in self._tensors.items() if tensor.storage_offset() or tensor.untyped_storage().nbytes() != tensor.nbytes)
+        return next(parts, "")
 
     def note(self) -> None:
         """Call after each optimizer step: `changed` compares with the state of now."""
@@ -208,7 +227,11 @@ class GpuDeferral(Deferral):
         if self._given_up:
             return
         self._release()
-        self._state = cast(Any, WatchedState(_on_gpu(deferred(tensors))))
+        state = WatchedState(_on_gpu(deferred(tensors)))
+        if name := state.view():
+            self._give_up(f"{name} is a view of larger memory")
+            return
+        self._state = cast(Any, state)
         self._hooks = [self.optimizer.register_step_pre_hook(self._before), self.optimizer.register_step_post_hook(self._after_step)]
         self.reason = UNWATCHED
 
@@ -224,10 +247,12 @@ class GpuDeferral(Deferral):
         later = deferred(found)
         if not state.is_of(later):  # an optimizer may have made new ones
             state = WatchedState(later)
+            if name := state.view():
+                self._give_up(f"{name} is a view of larger memory")
+                return {}
             self._state = cast(Any, state)
-        state.place()
         self._step = global_step
-        cast(GpuWriterClient, self._client).copy_next({name: found[name] for name in found.keys() - later.keys()}, later)
+        cast(GpuWriterClient, self._client).copy_next({name: found[name] for name in found.keys() - later.keys()}, later, state.place())
         return found
 
 
