@@ -15,16 +15,17 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from bench.deferred import deferring, lines_of
 from bench.goals import at_least, at_most, note
 from bench.runs import machine
-from bench.stall import Arm, Bench, Sampler, config_of, dcp_async, median_ratio, ours, segment, writer_of
+from bench.stall import Arm, Bench, Sampler, dcp_async, median_ratio, ours, segment, writer_of
 from torch import nn
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
@@ -32,10 +33,7 @@ from ecrl_cli.checkpoint.capture.staging_buffer import CapturePlanner
 from ecrl_cli.checkpoint.capture.train_state import TrainState
 from ecrl_cli.checkpoint.format.train_document import NOWHERE
 from ecrl_cli.checkpoint.strategies.deferral_gpu import PinnedBuffer
-from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.events import CheckpointLine
-from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
 
 NO_GPU = 3
@@ -110,11 +108,6 @@ def begun(options: argparse.Namespace, root: Path) -> GpuBench:
     return bench
 
 
-def deferring(strategy: str) -> RunConfig:
-    config = config_of("overlapped" if strategy == "deferred" else strategy)
-    return replace(config, checkpoint=replace(config.checkpoint, capture="deferred")) if strategy == "deferred" else config
-
-
 def seconds_of(copy: Callable[[], Any], times: int = 5) -> float:
     """The median of the seconds until the GPU is done with `copy`."""
     found = []
@@ -139,19 +132,20 @@ def capture_bytes_per_s(bench: GpuBench) -> float:
     layout = planner.refresh(bench.train_state.gather(NOWHERE))
     slot = PinnedBuffer(Memory.create(layout.nbytes), layout, bench.train_state.device)
     tensors = {name: tensor for name, tensor in planner.found.items() if tensor.is_cuda}
-    seconds = seconds_of(lambda: slot.copy_later(tensors, slot.copy_at_once({})))
+
+    def copy() -> None:
+        slot.copy_at_once({})
+        slot.copy_later(tensors)
+
+    seconds = seconds_of(copy)
     slot.close()
     return sum(tensor.nbytes for tensor in tensors.values()) / seconds
-
-
-def lines_of(root: Path, arm: str) -> tuple[CheckpointLine, ...]:
-    return read_journal(RunLayout(root / arm).attempt(0).checkpoints, CheckpointLine).events
 
 
 def stall_parts(root: Path, arm: str) -> dict[str, float]:
     """Of each part of a stall the median, in milliseconds."""
     found: dict[str, list[float]] = {}
-    for line in lines_of(root, arm):
+    for line in lines_of(RunLayout(root / arm)):
         for name, seconds in (line.stall_parts or {}).items():
             found.setdefault(name, []).append(seconds * 1e3)
     return {name: round(statistics.median(values), 3) for name, values in sorted(found.items())}
@@ -193,9 +187,9 @@ def measure(options: argparse.Namespace, root: Path) -> dict[str, Any]:
     if options.race:
         race(bench, root, options.rounds)
     seconds = bench.seconds
-    copied = [line for line in lines_of(root, "deferred") if line.event == "submitted" and not line.deferred_bytes]
+    copied = [line for line in lines_of(RunLayout(root / "deferred")) if line.event == "submitted" and not line.deferred_bytes]
     assert not copied, f"{len(copied)} captures were copies: {copied[0].reason}"
-    failed = [line.reason for name in ("deferred", "overlapped", "blocking") for line in lines_of(root, name) if line.event == "failed"]
+    failed = [line.reason for name in ("deferred", "overlapped", "blocking") for line in lines_of(RunLayout(root / name)) if line.event == "failed"]
     assert not failed, failed[0]
     ratios = {
         "deferred stall / step": median_ratio(seconds, "stall deferred", "step none"),

@@ -12,29 +12,19 @@ import torch
 from torch import nn
 
 from ecrl_cli.checkpoint.capture.train_state import TrainState
-from ecrl_cli.checkpoint.format.manifest import components
-from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.strategies.deferral_gpu import CHANGED, PinnedBuffer
-from ecrl_cli.checkpoint.strategies.overlapped import OverlappedStrategy
-from ecrl_cli.checkpoint.strategies.strategy import StrategyInputs, make_strategy
 from ecrl_cli.history.load import load
-from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.events import CheckpointLine
-from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
-from ecrl_cli.records.span_clock import SpanClock
 from ecrl_cli.verify.verdict import VALID, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.conftest import Ecrl
 from tests.e2e.runs import end_state, manifest, tiny
 from tests.unit.checkpoint_support import writer_process
-from tests.unit.test_checkpoint_deferred import KINDS
-from tests.unit.test_checkpoint_train_state import OPTIMIZERS, Run, config, lines
+from tests.unit.test_checkpoint_deferred import DEFERRED, KINDS, Rank
+from tests.unit.test_checkpoint_train_state import OPTIMIZERS, Run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-DEFERRED = config("overlapped", capture="deferred")
 
 
 class GpuRun(Run):
@@ -49,47 +39,9 @@ class GpuRun(Run):
         self.scaler = torch.amp.GradScaler("cuda", init_scale=2.0, growth_interval=3)
         self.train_state = TrainState(self.model, self.optimizer, self.scheduler, self.scaler, self.sampler, 0, 1)
 
-    def train(self, steps: int) -> list[float]:
-        losses = []
-        for _ in range(steps):
-            self.optimizer.zero_grad()
-            large: Any = self.model.large
-            loss = self.model(torch.randn(8, 1, 6, 6, device="cuda")).square().mean() + large.square().mean()
-            self.scaler.scale(loss).backward()
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.scheduler.step()
-            self.sampler.advance()
-            self.global_step += 1
-            losses.append(loss)
-        return [loss.item() for loss in losses]
-
-
-class Rank:
-    """A run on the GPU with a deferring strategy and the real writer."""
-
-    def __init__(self, root: Path, run: GpuRun) -> None:
-        self.root, self.run, self.told = root, run, list[str]()
-        layout = RunLayout(root)
-        self.clock = SpanClock(Journal(layout.attempt(0).spans(0)), 0, monotonic(), "compute")
-        strategy = make_strategy(StrategyInputs(DEFERRED, run.train_state, layout, 0, self.clock, tell=self.told.append))
-        assert isinstance(strategy, OverlappedStrategy)
-        self.strategy = strategy
-        run.train(1)
-        strategy.prepare()
-        run.train(1)
-
-    def save(self) -> None:
-        self.strategy.save(self.run.progress())
-        self.clock.switch("compute")
-
-    def of(self, event: str) -> list[CheckpointLine]:
-        return [line for line in lines(self.root) if line.event == event]
-
-    def saved(self) -> Any:
-        report = CheckpointStore(RunLayout(self.root).checkpoints).newest_valid().report
-        assert report is not None and report.manifest is not None
-        return components(report.manifest)
+    def loss(self) -> torch.Tensor:
+        large: Any = self.model.large
+        return self.model(torch.randn(8, 1, 6, 6, device="cuda")).square().mean() + large.square().mean()
 
 
 MakeRank = Callable[[GpuRun], Rank]
@@ -99,10 +51,11 @@ MakeRank = Callable[[GpuRun], Rank]
 def rank_of(tmp_path: Path) -> Iterator[MakeRank]:
     layout, made = RunLayout(tmp_path), list[Rank]()
     write_run_config(layout, DEFERRED)
-    with writer_process(layout):
+    with writer_process(layout) as writer:
 
         def make(run: GpuRun) -> Rank:
-            made.append(Rank(tmp_path, run))
+            made.append(Rank(tmp_path, writer, run))
+            made[-1].ready()
             return made[-1]
 
         yield make
@@ -131,10 +84,10 @@ def test_the_optimizer_waits_on_the_gpu_for_a_copy_that_is_late(rank_of: MakeRan
     """The copying stream is held up for a second or so; without the wait the state of a later step is written."""
     begin = PinnedBuffer.copy_later
 
-    def late(self: PinnedBuffer, tensors: dict[str, torch.Tensor], ready: Any) -> Any:
+    def late(self: PinnedBuffer, tensors: dict[str, torch.Tensor]) -> Any:
         with torch.cuda.stream(self._stream):
             torch.cuda._sleep(2_000_000_000)  # cycles
-        return begin(self, tensors, ready)
+        return begin(self, tensors)
 
     monkeypatch.setattr(PinnedBuffer, "copy_later", late)
     if not waits:

@@ -6,7 +6,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,17 @@ import torch
 
 from ecrl_cli.checkpoint.capture.staging_buffer import BufferLayout
 from ecrl_cli.checkpoint.format.image import CheckpointImage
-from ecrl_cli.checkpoint.format.manifest import components
-from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.checkpoint.strategies import deferral_gpu
 from ecrl_cli.checkpoint.strategies.deferral import UNWATCHED
 from ecrl_cli.checkpoint.strategies.deferral_gpu import CHANGED, GpuDeferral, GpuWriterClient, PinnedBuffer
 from ecrl_cli.checkpoint.strategies.overlapped import OverlappedStrategy
-from ecrl_cli.checkpoint.strategies.strategy import StrategyInputs, make_strategy
 from ecrl_cli.checkpoint.writer.client import WriterClient
-from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.records.events import CheckpointLine
-from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
-from ecrl_cli.records.span_clock import SpanClock
 from tests.conftest import comes_true
 from tests.unit.checkpoint_support import writer_process
-from tests.unit.test_checkpoint_deferred import KINDS, replaced, views_of_one, written_outside
-from tests.unit.test_checkpoint_train_state import OPTIMIZERS, Run, config, lines
-
-DEFERRED = config("overlapped", capture="deferred")
+from tests.unit.test_checkpoint_deferred import DEFERRED, KINDS, Rank, replaced, views_of_one, written_outside
+from tests.unit.test_checkpoint_train_state import OPTIMIZERS, Run, lines
 
 
 class Event:
@@ -65,11 +55,10 @@ class Stream:
         return Event(self.gate)
 
 
-class Rank:
+class GpuRank(Rank):
     """A run whose state counts as one on a GPU, with the real writer."""
 
-    def __init__(self, root: Path, run: Run, patch: pytest.MonkeyPatch) -> None:
-        self.root, self.run, self.told = root, run, list[str]()
+    def __init__(self, root: Path, writer: subprocess.Popen[bytes], run: Run, patch: pytest.MonkeyPatch) -> None:
         self.copying, self.training = Stream(), Stream()
         patch.setattr(torch.cuda, "current_stream", lambda device=None: self.training)
         patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
@@ -91,34 +80,12 @@ class Rank:
             return deferral_gpu.connected(context.layout, (layout, torch.device("cpu")), opening, watched, context.log)
 
         patch.setattr(OverlappedStrategy, "_connected", connected)
-        layout = RunLayout(root)
-        self.clock = SpanClock(Journal(layout.attempt(0).spans(0)), 0, monotonic(), "compute")
-        strategy = make_strategy(StrategyInputs(DEFERRED, run.train_state, layout, 0, self.clock, tell=self.told.append))
-        assert isinstance(strategy, OverlappedStrategy)
-        context = strategy._context
-        strategy._deferral = GpuDeferral(run.optimizer, context.clock, context.log, context.beat, context.tell)
-        self.strategy = strategy
-
-    def ready(self) -> None:
-        """After the first step, and one that was watched."""
-        self.run.train(1)
-        self.strategy.prepare()
-        self.run.train(1)
-
-    def save(self, state_digest: str = "") -> None:
-        self.strategy.save(replace(self.run.progress(), state_digest=state_digest))
-        self.clock.switch("compute")
-
-    def of(self, event: str) -> list[CheckpointLine]:
-        return [line for line in lines(self.root) if line.event == event]
-
-    def saved(self) -> Any:
-        report = CheckpointStore(RunLayout(self.root).checkpoints).newest_valid().report
-        assert report is not None and report.manifest is not None
-        return components(report.manifest)
+        super().__init__(root, writer, run)
+        context = self.strategy._context
+        self.strategy._deferral = GpuDeferral(run.optimizer, context.clock, context.log, context.beat, context.tell)
 
 
-MakeRank = Callable[..., Rank]
+MakeRank = Callable[..., GpuRank]
 
 
 @pytest.fixture
@@ -131,10 +98,10 @@ def writer(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def rank_of(tmp_path: Path, writer: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeRank]:
-    made: list[Rank] = []
+    made: list[GpuRank] = []
 
-    def make(run: Run | None = None) -> Rank:
-        made.append(Rank(tmp_path, run or Run(), monkeypatch))
+    def make(run: Run | None = None) -> GpuRank:
+        made.append(GpuRank(tmp_path, writer, run or Run(), monkeypatch))
         return made[-1]
 
     yield make
@@ -322,11 +289,11 @@ def test_a_parameter_that_lies_elsewhere_while_it_is_copied_is_refused(rank_of: 
     rank.ready()
     begin, bias = PinnedBuffer.copy_later, rank.run.model.last.bias
 
-    def swapped(buffer: PinnedBuffer, tensors: dict[str, torch.Tensor], ready: Any) -> Any:
+    def swapped(buffer: PinnedBuffer, tensors: dict[str, torch.Tensor]) -> Any:
         own = bias.data
         bias.data = own.clone()
         try:
-            return begin(buffer, tensors, ready)
+            return begin(buffer, tensors)
         finally:
             bias.data = own
 
@@ -343,10 +310,10 @@ def test_a_copy_that_cannot_be_begun_fails_that_checkpoint_alone(rank_of: MakeRa
     rank.ready()
     begin = PinnedBuffer.copy_later
 
-    def fail(buffer: PinnedBuffer, tensors: dict[str, torch.Tensor], ready: Any) -> Any:
+    def fail(buffer: PinnedBuffer, tensors: dict[str, torch.Tensor]) -> Any:
         if any(name.startswith("parameters.") for name in tensors):
             raise RuntimeError("out of memory")
-        return begin(buffer, tensors, ready)
+        return begin(buffer, tensors)
 
     with monkeypatch.context() as patch:
         patch.setattr(PinnedBuffer, "copy_later", fail)

@@ -80,17 +80,20 @@ class Run:
     def train(self, steps: int) -> list[float]:
         losses = []
         for _ in range(steps):
-            noise = random.random() + float(np.random.normal())
             self.optimizer.zero_grad()
-            loss = (self.model(torch.randn(8, 1, 6, 6)) * noise).square().mean()
+            loss = self.loss()
             self.scaler.scale(loss).backward()
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.scheduler.step()
             self.sampler.advance()
             self.global_step += 1
-            losses.append(loss.item())
-        return losses
+            losses.append(loss)
+        return [loss.item() for loss in losses]
+
+    def loss(self) -> torch.Tensor:
+        noise = random.random() + float(np.random.normal())
+        return (self.model(torch.randn(8, 1, 6, 6)) * noise).square().mean()
 
     def progress(self, chain: str = "c" * 64) -> TrainPosition:
         return TrainPosition(self.global_step, self.sampler.epoch, self.sampler.cursor_step, 1337, chain)

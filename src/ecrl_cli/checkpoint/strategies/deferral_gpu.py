@@ -56,22 +56,20 @@ class PinnedBuffer(StagingBuffer):
         finally:
             self._stream = stream
 
-    def copy_at_once(self, tensors: dict[str, torch.Tensor]) -> Any:
-        """Begin to copy what the next forward pass may change; the current stream waits for that on the GPU. Returns the event at which the rest of
-        the state may be copied."""
+    def copy_at_once(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Begin a capture: nothing is copied before the current stream has done what it was given so far. Begin to copy `tensors`, which the next
+        forward pass may change: the current stream waits for that on the GPU."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         if tensors:
-            copied, _ = self.copy_later(tensors, self._stream.record_event())
+            copied, _ = self.copy_later(tensors)
             current.wait_event(copied)
-        return self._stream.record_event()
 
-    def copy_later(self, tensors: dict[str, torch.Tensor], ready: Any) -> tuple[Any, list[torch.Tensor]]:
-        """Begin to copy `tensors` once the event `ready` has come; they may be read meanwhile and must not be written. Returns the event of the last
-        copy, and aliases to keep until then. Of a thousand tensors this takes milliseconds, so a thread of its own calls it."""
+    def copy_later(self, tensors: dict[str, torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
+        """After `copy_at_once`: begin to copy `tensors`; they may be read meanwhile and must not be written. Returns the event of the last copy, and
+        aliases to keep until then. Of a thousand tensors this takes milliseconds, so a thread of its own calls it."""
         kept = []
         with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            self._stream.wait_event(ready)
             for name, tensor in tensors.items():
                 kept.append(tensor.detach())
                 self._views[name].copy_(kept[-1], non_blocking=True)
@@ -90,7 +88,7 @@ class GpuWriterClient(WriterClient):
         self._copying: Copying | None = None
         self._handed: Future[None] | None = None
         self._handed_step = 0
-        self._hands = ThreadPoolExecutor(1, thread_name_prefix="gpu-copy")
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="gpu-copy")
 
     def copy_next(self, at_once: dict[str, torch.Tensor], later: dict[str, torch.Tensor], at: dict[str, int]) -> None:
         """What the GPU is to copy for the image that is submitted next. `later`: only an optimizer changes it, and it lies at the addresses `at`."""
@@ -110,8 +108,8 @@ class GpuWriterClient(WriterClient):
             super().submit(number, image)
             return
         slot = cast(PinnedBuffer, self._slots[number])
-        ready = slot.copy_at_once(self._at_once)
-        self._copying = Copying(number, image, self._hands.submit(slot.copy_later, self._later, ready), self._at)
+        slot.copy_at_once(self._at_once)
+        self._copying = Copying(number, image, self._helper.submit(slot.copy_later, self._later), self._at)
         self._at_once, self._later = {}, {}
 
     def wait_copied(self, beat: Callable[[], None], every_s: float) -> None:
@@ -128,7 +126,7 @@ class GpuWriterClient(WriterClient):
         if copying.begun.exception() is None:
             torch.cuda.current_stream().wait_event(copying.begun.result()[0])
         self._handed_step = copying.image.stamp.global_step
-        self._handed = self._hands.submit(self._hand_over, copying, CHANGED.format(changed) if changed else "")
+        self._handed = self._helper.submit(self._hand_over, copying, CHANGED.format(changed) if changed else "")
 
     def wait_idle(self) -> None:
         self.collect()
@@ -150,7 +148,7 @@ class GpuWriterClient(WriterClient):
         if self._copying is not None:
             self._copying.synchronize()  # before its memory goes
         self.collect()
-        self._hands.shutdown()
+        self._helper.shutdown()
         super().close()
 
     def _hand_over(self, copying: Copying, refused: str) -> None:
