@@ -22,7 +22,7 @@ $(READY): pyproject.toml
 install: $(READY)  ## make only the environment (.venv/bin/ecrl)
 
 quickstart: $(READY)  ## train, kill, recover, verify and report on the embedded digits
-	$(ECRL) -m +suite=digits-cnn variant=clean,ref,ref2,blk,ovl run_dir=$(OUT)
+	$(ECRL) -m +suite=quickstart variant=clean,ref,ref2,blk,ovl run_dir=$(OUT)
 	$(ECRL) verify $(OUT)
 	$(ECRL) report $(OUT)
 

@@ -68,7 +68,8 @@ def _estimate(chosen: list[Experiment], data: str) -> None:
     for experiment in chosen:
         if experiment.is_study or experiment.needs or (experiment.wants_data and not data):
             continue
-        plans = [prepare(parse(given), lambda line: None) for given in experiment.given(Path("outputs") / "none", data)]
+        sweeps = [given for given in experiment.given(Path("outputs") / "none", data) if given[0] != "study"]  # studies estimate nothing
+        plans = [prepare(parse(given), lambda line: None) for given in sweeps]
         found[experiment.name] = {"runs": sum(len(plan.runs) for plan in plans), "seconds": round(sum(map(expected_seconds, plans)))}
         print(f"{experiment.name}: {found[experiment.name]['runs']} runs, {human_seconds(found[experiment.name]['seconds'])}")
     ESTIMATES.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -192,7 +192,7 @@ def _records(experiment: Experiment) -> list[str]:
 def _expected(experiment: Experiment) -> str:
     """What keeps it from being run here, or what ECRL expects of it."""
     if experiment.needs:
-        return f"It needs {experiment.needs}, which was not at hand."
+        return f"It needs {experiment.needs}; no result of one is kept."
     if experiment.is_study:
         return "A study says no time ahead; what came of it at other times: [studies](../../studies.md#what-came-of-it)."
     if not (found := _estimate(experiment)):

@@ -31,7 +31,7 @@ test that is named.
 SF-001 to SF-308 are this project's own numbers of what the works contain; they never change, so that a row can be referred to.
 Below each stands where in the works it is (`S0 4.1`: section 4.1 of S0). What a work says is told in our words.
 """
-LIMITS = """The published matrix is kept whole at `scale=cpu` (`docs/results/exp4/`: 80 steps instead of 1,600, an eighth of the batch, networks of half the width).
+LIMITS = """The published matrix is kept whole at `scale=cpu` (`docs/results/exp4/`): 80 of 1,600 steps, an eighth of the batch, half the width.
 A test shows that a feature works, not that a published number comes out.
 """
 HEADER = ("| row | what | command | state | where; what is missing or otherwise |", "| --- | --- | --- | --- | --- |")

@@ -214,7 +214,7 @@ def test_a_spoilt_resize_is_caught_by_the_promise_it_broke(run: RunLayout, name:
 
 def test_inputs_that_differ_are_seen_across_world_sizes(sweep: Path, run: RunLayout) -> None:
     shutil.rmtree(sweep / "unstruck")
-    edit_lines(run.attempt(2).rank(0), at_step(11, inputs_hash="0" * 64))
+    edit_lines(run.attempt(2).rank(0), at_step(11, inputs_hash="blake3:" + "0" * 64))
     finding = found(verify_run(run.root), INPUT)
     assert finding.status == INVALID
     assert "epoch 1 cursor 0: the inputs of 1 rank in this run are not those of 2 ranks in the reference" in finding.message

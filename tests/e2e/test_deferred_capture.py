@@ -18,7 +18,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.verdict import INVALID, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.e2e.planting import plant, suite_of
-from tests.e2e.runs import end_state, last_losses, metrics, tiny
+from tests.e2e.runs import end_state, last_losses, metrics, supervisor, tiny
 from tests.in_process import SharedLaunchers, ecrl_in_process
 
 SHAPE = tiny("checkpoint.capture=deferred", "checkpoint.every=3", "state_digests=true", "failure=", "failure.steps=", "failure.rank=")
@@ -90,6 +90,43 @@ def test_kills_at_any_moment_change_nothing(tmp_path: Path, reference: Path, str
     assert all(last_losses(run, rank) == last_losses(reference, rank) for rank in (0, 1))
     assert sum(deferred(run)) >= len(deferred(run)) - 3 > 0, "at most the first of an attempt may be a copy"
     verdict = verify_run(run, reference)
+    assert verdict.status == VALID, render(verdict)
+
+
+@pytest.fixture(scope="module")
+def with_replicas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("replicas")
+    undisturbed = tiny("failure=", "failure.steps=", "failure.rank=", "state_digests=true", "elastic.replicas=8")
+    ecrl_in_process(folder, "train", *undisturbed, "run_dir=run")
+    return folder / "run"
+
+
+def test_fixed_replicas_killed_and_resized_end_where_the_undisturbed_ones_do(tmp_path: Path, with_replicas: Path) -> None:
+    """From two processes on four and back on one, each attempt with its own shared memory."""
+    kills = ("failure=listed", "failure.entries=[kill@4.forward/0.1:0,kill@11.optimizer/0.5:1]")
+    elastic = ("elastic.replicas=8", "elastic.schedule={7: 4, 16: 1}")
+    ecrl_in_process(tmp_path, "train", *SHAPE, *kills, *elastic, "checkpoint=overlapped", "run_dir=run")
+    run = tmp_path / "run"
+    assert end_state(run) == end_state(with_replicas)
+    assert [a["world_size"] for a in supervisor(run)["attempts"]] == [2, 2, 4, 4, 1]
+    assert sum(deferred(run)) > 0
+    verdict = verify_run(run, with_replicas)
+    assert verdict.status == VALID, render(verdict)
+
+
+@pytest.mark.parametrize("recovery", ["immediate_rollback", "redistribute"])
+def test_survivors_go_on_from_a_memory_that_the_writer_copies(tmp_path: Path, request: pytest.FixtureRequest, recovery: str) -> None:
+    """Rank 1 dies in forward right after a checkpoint, while the writer may still copy, and in the middle of an update; a spare takes its place."""
+    replicas = "8" if recovery == "redistribute" else "0"
+    undisturbed: Path = request.getfixturevalue("with_replicas" if recovery == "redistribute" else "reference")
+    kills = ("failure=listed", "failure.entries=[kill@4.forward/0.1:1,kill@11.optimizer/0.5:1]")
+    live = (f"recovery={recovery}", "supervision.spares=1", f"elastic.replicas={replicas}")
+    ecrl_in_process(tmp_path, "train", *SHAPE, *kills, *live, "checkpoint=overlapped", "run_dir=run")
+    run = tmp_path / "run"
+    assert end_state(run) == end_state(undisturbed)
+    assert [a["outcome"] for a in supervisor(run)["attempts"]] == ["survived", "survived", "completed"]
+    assert sum(deferred(run)) > 0
+    verdict = verify_run(run, undisturbed)
     assert verdict.status == VALID, render(verdict)
 
 

@@ -281,7 +281,7 @@ class Worker:
                 seconds=self.run.now - began,
                 at=self.run.now,
                 time=self.run.wall,
-                inputs_hash=inputs_of(epoch, ids.tolist()),
+                inputs_hash=f"{self.run.config.checkpoint.digest}:{inputs_of(epoch, ids.tolist())}",
                 **(self.state_of(rank) if self.run.states else {}),
             )
             written = journal.append(line)

@@ -29,6 +29,7 @@ ONCE, INPUT, TRAJECTORY, TIME = "exactly-once", "same-input", "same-trajectory",
 NO_BAD, NO_LOSS, ACCOUNT = "no-bad-checkpoint", "no-acknowledged-loss", "checkpoints-accounted"
 FAILURES, RECORDS, TARGET = "failures-once", "records-consistent", "target-reached"
 STATE = "state-consistent"
+NO_INPUTS = "blake3:" + "0" * 64
 
 
 def swap_lines(layout: RunLayout, a: tuple[int, int, int], b: tuple[int, int, int], *fields: str) -> None:
@@ -161,8 +162,8 @@ SPOILT: dict[str, tuple[Spoil, str, str]] = {
     "a last line torn": (lambda run: tear(run.attempt(2).rank(1)), ONCE, UNKNOWN),
     "the size of the data set changed": (lambda run: edit_json(run.dataset, lambda d: d | {"size": 88}), ONCE, INVALID),
     "the size of the data set unknown": (lambda run: run.dataset.unlink(), ONCE, UNKNOWN),
-    "inputs differ in a replayed step": (lambda run: edit_lines(run.attempt(1).rank(0), at_step(8, inputs_hash="0" * 64)), INPUT, INVALID),
-    "inputs differ from the reference": (lambda run: edit_lines(run.attempt(0).rank(0), at_step(3, inputs_hash="0" * 64)), INPUT, INVALID),
+    "inputs differ in a replayed step": (lambda run: edit_lines(run.attempt(1).rank(0), at_step(8, inputs_hash=NO_INPUTS)), INPUT, INVALID),
+    "inputs differ from the reference": (lambda run: edit_lines(run.attempt(0).rank(0), at_step(3, inputs_hash=NO_INPUTS)), INPUT, INVALID),
     "inputs of a replayed step not hashed": (lambda run: edit_lines(run.attempt(1).rank(0), at_step(8, inputs_hash=None)), INPUT, UNKNOWN),
     "a loss changed": (lambda run: edit_lines(run.attempt(2).rank(1), at_step(21, loss=0.1)), TRAJECTORY, INVALID),
     "a loss changed in its last bit": (
@@ -267,6 +268,7 @@ WORDS = {name: words for name, (_, _, _, words) in (CLOCKS | RECORD | REDTEAM).i
 ALSO_BROKEN = {
     "all wall times in 1970",
     "no inputs hashed",
+    "inputs hashed as by earlier versions",
     "not completed",
     "inputs of a replayed step not hashed",
     "sessions removed",

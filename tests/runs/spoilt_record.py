@@ -150,6 +150,24 @@ RECORD: dict[str, tuple[Spoil, str, str, str]] = {
     "a phase made shorter": (phase("launch", 0.01), RECORDS, INVALID, "attempt 1 took 0.010000 s for launch by supervisor.json, 0.300000 s by the"),
     "a phase invented": (phase("tea", 4.0), RECORDS, INVALID, "attempt 1 took 4.000000 s for tea by supervisor.json, 0.000000 s by the records"),
     "no inputs hashed": (every_line(lambda line: line | {"inputs_hash": None}), INPUT, UNKNOWN, "58 lines have no hash of the inputs"),
+    "inputs hashed by another digest": (
+        lines(1, 0, at_step(8, inputs_hash="sha256:" + "0" * 64)),
+        INPUT,
+        INVALID,
+        "step 8 rank 0 of attempt 1: its inputs are not hashed by blake3, as config.json says",
+    ),
+    "inputs hashed by a digest that does not exist": (
+        lines(1, 0, at_step(8, inputs_hash="crc:" + "0" * 64)),
+        INPUT,
+        INVALID,
+        "' is no hash of inputs",
+    ),
+    "inputs hashed as by earlier versions": (
+        lines(1, 0, at_step(8, inputs_hash="0" * 64)),
+        INPUT,
+        UNKNOWN,
+        "step 8 rank 0: the inputs of attempt 1 are hashed by 'sha256', those of attempt 0 by 'blake3'",
+    ),
     "composed with another learning rate": (composed(optimizer__lr=0.2), RECORDS, INVALID, "optimizer.lr is '0.1' in config.json, '0.2' in .hydra"),
     "composed with a learning rate that is none": (
         composed(optimizer__lr="fast"),

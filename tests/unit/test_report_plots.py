@@ -131,6 +131,16 @@ def test_the_bars_of_a_study_stand_for_their_series_even_where_two_have_one_name
     assert said == {"a, s: 1": 1.0, "a, s: 3": 3.0, "a, t: 5": 5.0, "b, s: 2": 2.0, "b, t: 6": 6.0}
 
 
+@pytest.mark.parametrize(("low", "bars_drawn", "from_zero"), [((0.95, 0.94), 0, False), ((0.3, 0.94), 2, True)])
+def test_values_that_lie_close_together_are_points_on_an_axis_that_fits_them(low: tuple[float, float], bars_drawn: int, from_zero: bool) -> None:
+    series = (Series("accuracy", (0.96, 0.95), low=low, high=(0.97, 0.96)),)
+    (axes,) = draw(StudyFigure("f", "F", "bars", "x", "y", series, ("a", "b"))).axes
+    assert (len(drawn_bars(axes)), axes.get_xlim()[0] <= 0) == (bars_drawn, from_zero)
+    assert [text.get_text() for text in axes.texts] == ["0.96", "0.95"], "each has its value beside it"
+    tooltips = [artist.get_gid() for artist in (*axes.lines, *drawn_bars(axes)) if artist.get_gid()]
+    assert {bytes.fromhex(gid.removeprefix("say-")).decode() for gid in tooltips} == {"a, accuracy: 0.96", "b, accuracy: 0.95"}
+
+
 def test_a_distribution_rises_at_its_samples_and_ends_at_one() -> None:
     samples = [3.0, 1.0, 2.0, 2.0]
     (axes,) = draw(StudyFigure("f", "F", "cdf", "x", "y", (Series("a", tuple(samples)), Series("b", ()), Series("c", (4.0,))), log_x=True)).axes

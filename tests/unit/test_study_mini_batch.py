@@ -67,7 +67,7 @@ def without_failure(sim: SimulatedRun) -> tuple[str, State]:
     sim.step()
     digest = sim.trainee.digest()
     sim.trainee.restore(before)
-    sim.undo_behind(FAILING - 1)
+    sim.undo_after(FAILING - 1)
     return digest, before
 
 
@@ -167,7 +167,7 @@ def test_survivors_average_among_themselves_and_lose_the_dead_ones_samples(sim: 
     assert (line.effect, line.ranks, list(line.samples)) == (LOST, (0, 2), dead)
     assert line.layers == tuple(sim.trainee.names[index] for index in order[places:])
     sim.trainee.restore(before)
-    sim.undo_behind(FAILING - 1)
+    sim.undo_after(FAILING - 1)
     sim.corrections = Corrections(division=False)
     RECOVER["lossy_forward"](sim, Failure(FAILING, 25, (1, 3)))
     assert sim.trainee.digest() != expected
@@ -178,7 +178,7 @@ def test_what_a_rollback_repeats_and_a_skip_loses_is_on_record(sim: SimulatedRun
     places, names = sim.places(75), [sim.trainee.names[index] for index in sim.workers.order]
     for name, effect, layers in (("half_updated_rollback", REPEATED, names[:places]), ("skip", LOST, names[places:])):
         sim.trainee.restore(before)
-        sim.undo_behind(FAILING - 1)
+        sim.undo_after(FAILING - 1)
         sim.lost_samples.clear()
         RECOVER[name](sim, Failure(FAILING, 75))
         (line,) = sim.lost_samples
@@ -202,7 +202,7 @@ def test_a_failure_in_backward_always_comes_between_two_gradients(sim: Simulated
 
 def test_the_record_misses_what_a_restart_did_not_replay(sim: SimulatedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def hasty(sim: SimulatedRun, failure: Failure) -> None:
-        sim.undo_behind(sim.checkpoints.restore() + 1)
+        sim.undo_after(sim.checkpoints.restore() + 1)
         while sim.done < failure.mini_batch:
             sim.step()
 
@@ -350,11 +350,18 @@ def test_the_study_runs_and_says_everything(ran: tuple[int, Path]) -> None:
     ]
     rows = {table["name"]: table["rows"] for table in result["tables"]}
     accuracy = rows["accuracy"]
-    assert sum(row["application"] == "NT3" for row in accuracy) == 2 * (2 + 1 + 3 + 3 + 2 * 2 + 2)
+    assert {(row["application"], row["published"], row["mini_batch"]) for row in accuracy} == {
+        *(("small_cnn of width 4", 200, 2), ("NT3 of width 4", 10, 2), ("NT3 of width 4", 500, 5))
+    }, "what was run, not what stands for it"
+    assert sum(row["application"] == "NT3 of width 4" for row in accuracy) == 2 * (2 + 1 + 3 + 3 + 2 * 2 + 2)
     exact = [row for row in accuracy if row["state"].startswith(("Checkpoint", "Consistent"))]
     assert exact and all(row["difference"] == 0 for row in exact)
     assert {figure["name"] for figure in result["figures"]} >= {"replay", "accuracy-nt3-10", "slowdown-nt3-500", "end-nt3", "evolution-nt3-accuracy"}
-    restarts = [row for row in rows["replay"] if row["application"] == "NT3"]
+    drawn = {figure["name"]: figure for figure in result["figures"]}
+    assert drawn["accuracy-nt3-10"]["title"].startswith("NT3 of width 4, mini-batch 2 (published: 10)")
+    assert "Checkpoint restart" in drawn["slowdown-nt3-500"]["categories"]
+    assert "Checkpoint restart (+0.0%)" in drawn["accuracy-nt3-500"]["categories"], "the relative difference to Baseline stands by its bar"
+    restarts = [row for row in rows["replay"] if row["application"] == "NT3 of width 4"]
     assert [row["replayed"] for row in restarts] == [2, 5]
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -143,16 +144,25 @@ def _with_data(plan: TrainPlan, say: Say) -> TrainPlan:
 def estimate(plan: TrainPlan) -> str:
     """A line on the rough cost of `scale=paper`, printed before it starts."""
     configs = [run.config for run in plan.runs.values()]
-    cpu, gpu = (human_seconds(sum(seconds(config, gpu=kind) for config in configs)) for kind in (False, True))
+    on_cpu, on_gpu = (sum(seconds(config, gpu=kind) for config in configs) for kind in (False, True))
+    cpu, gpu = human_seconds(on_cpu * slowed_by_others()), human_seconds(on_gpu)
     steps = sum(config.target_steps for config in configs)
     what = f"{plural(steps, 'step')} in {plural(len(configs), 'run')}"
     return f"scale=paper: {what}, roughly {cpu} on this CPU or {gpu} on a GPU; scale=smoke takes seconds"
 
 
 def expected_seconds(plan: TrainPlan) -> float:
-    """Expected seconds for the rest of `plan` on this machine; runs that have a metrics.json are done."""
+    """Expected seconds for the rest of `plan` on this machine if it is idle; runs that have a metrics.json are done."""
     runs = (*plan.runs.values(), *references(plan.runs.values()))
     return sum(run.estimate_s for run in runs if not run.layout.metrics.exists()) / min(plan.launcher.runs_at_once, len(runs))
+
+
+@cache
+def slowed_by_others() -> float:
+    """How many times as long a run takes beside what else this machine does just now: twice, if all its processors are at work."""
+    import psutil
+
+    return 1 + psutil.cpu_percent(interval=0.1) / 100
 
 
 def probe(configs: Iterable[RunConfig]) -> None:

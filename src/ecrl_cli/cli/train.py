@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.console import restrict, say
-from ecrl_cli.cli.prepare import Say, TrainPlan, estimate, expected_seconds, prepare
+from ecrl_cli.cli.prepare import Say, TrainPlan, estimate, expected_seconds, prepare, slowed_by_others
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.estimates import human_seconds
 from ecrl_cli.config.omegaconf_bridge import yaml_text
@@ -33,11 +33,11 @@ def train(argv: Sequence[str], *, debug: bool = False, say: Say = say) -> int:
     if any(run.config.scale.name == "paper" for run in plan.runs.values()):
         say(estimate(plan))
     if to_train := [] if plan.launcher.name else references(plan.runs.values()):
-        trained = human_seconds(sum(reference.estimate_s for reference in to_train))
+        trained = human_seconds(sum(reference.estimate_s for reference in to_train) * slowed_by_others())
         what = plural(len(to_train), "undisturbed run")
         say(f"reference: {what} afterwards, to compare with, roughly {trained}; reference=none leaves that out")
     if not arguments.yes and not plan.launcher.on_slurm:
-        confirm_long_run(expected_seconds(plan), say)
+        confirm_long_run(expected_seconds(plan) * slowed_by_others(), say)
     return _run(plan, debug=debug, as_json=arguments.json, say=say)
 
 

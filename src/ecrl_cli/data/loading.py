@@ -7,19 +7,24 @@ has its own counter, so it looks the same on any rank, world size and attempt, w
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from blake3 import blake3
 
+from ecrl_cli.config.schema import DIGESTS
 from ecrl_cli.data.sample_set import Ids, SampleSet, normalised
 from ecrl_cli.records.events import DatasetRecord
 
 Pixels = npt.NDArray[np.uint8]
 Inputs = npt.NDArray[Any]
 Words = npt.NDArray[np.uint64]
+
+_HASHES: dict[str, Callable[[bytes], Any]] = {"blake3": blake3, "sha256": hashlib.sha256}  # by checkpoint.digest
 
 # Of Philox4x32-10.
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -31,7 +36,7 @@ _ROUNDS = 10
 @dataclass(frozen=True)
 class Batch:
     """`x`: inputs (n, *shape), of pictures float32. `y`: targets (n, ...), of classes int64. `ids`: in the same order.
-    `inputs_hash`: `inputs_hash(x, ids)`.
+    `inputs_hash`: `inputs_hash(x, ids, checkpoint.digest)`.
 
     `x` and `y` lie in memory allocated by torch, aligned to 64 bytes. NumPy's alignment (16 bytes) varies with the process's history; a matrix
     product may choose its kernel by alignment, and a resumed run would then differ in bits.
@@ -46,8 +51,8 @@ class Batch:
 class BatchLoader:
     """Loads batches; a sample's augmentation is a function of (seed, epoch, id) alone."""
 
-    def __init__(self, dataset: SampleSet, seed: int, augment: bool) -> None:
-        self._dataset, self._seed, self._augment = dataset, seed, augment
+    def __init__(self, dataset: SampleSet, seed: int, augment: bool, digest: str = DIGESTS[0]) -> None:
+        self._dataset, self._seed, self._augment, self._digest = dataset, seed, augment, digest
 
     def batch(self, epoch: int, ids: Ids) -> Batch:
         pixels, labels = self._dataset.fetch(ids)
@@ -55,16 +60,17 @@ class BatchLoader:
         if self._augment:
             pixels = augmented(pixels, self._seed, epoch, ids, traits.flip)
         x = normalised(pixels, traits)
-        return Batch(torch.from_numpy(x).clone(), torch.from_numpy(labels).clone(), ids, inputs_hash(x, ids))
+        return Batch(torch.from_numpy(x).clone(), torch.from_numpy(labels).clone(), ids, inputs_hash(x, ids, self._digest))
 
 
-def inputs_hash(x: Inputs, ids: Ids) -> str:
-    """The sum modulo 2^256, in hex, of each sample's SHA-256 over its id (int64 little-endian) and its raw bytes.
+def inputs_hash(x: Inputs, ids: Ids, digest: str = DIGESTS[0]) -> str:
+    """`digest:` and the sum modulo 2^256, in hex, of each sample's digest over its id (int64 little-endian) and its raw bytes.
 
-    A sum, so that the shards of a window add up to the same number for any number of ranks.
+    A sum, so that the shards of a window add up to the same number for any number of ranks. Older records have SHA-256's sum without its name.
     """
-    each = (hashlib.sha256(name.tobytes() + sample.tobytes()).digest() for name, sample in zip(ids.astype("<i8"), x, strict=True))
-    return f"{sum(int.from_bytes(digest, 'big') for digest in each) % 2**256:064x}"
+    new = _HASHES[digest]
+    each = (new(name.tobytes() + sample.tobytes()).digest() for name, sample in zip(ids.astype("<i8"), x, strict=True))
+    return f"{digest}:{sum(int.from_bytes(one, 'big') for one in each) % 2**256:064x}"
 
 
 def describe(dataset: SampleSet) -> DatasetRecord:

@@ -78,8 +78,8 @@ class RankLine:
     """One committed step of one rank: a line of `logs/attempt-NN/rankR.jsonl`.
 
     `cursor_step`: the 0-based step in `epoch` just consumed. `sample_ids_hash`: SHA-256 hex of the shard's sample ids as little-endian int64,
-    in order. `loss`: the rank's own mean loss at full precision, or with replicas the mean loss of each replica that it owns. `seconds`: the
-    step's duration.
+    in order. `inputs_hash`: of its inputs, see `data.loading`. `loss`: the rank's own mean loss at full precision, or with replicas the mean
+    loss of each replica that it owns. `seconds`: the step's duration.
 
     State after the step, on this rank: `lr`, the learning rate set for the next step; `loss_scale` and `growth_tracker` of the gradient scaler
     (fp16 only). After steps whose digests are due (`records.state_digests`): `state_digest` over parameters, buffers and optimizer, and

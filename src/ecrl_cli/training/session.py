@@ -107,7 +107,7 @@ class Session:
             rank=self.rank,
             world_size=self.world_size,
             train_step=train_step,
-            loader=BatchLoader(dataset, config.seed, config.dataset.augment),
+            loader=BatchLoader(dataset, config.seed, config.dataset.augment, config.checkpoint.digest),
             sampler=sampler,
             train_state=train_state,
             strategy=self.strategy(train_state),

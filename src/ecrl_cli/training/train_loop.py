@@ -133,9 +133,9 @@ class TrainLoop:
 
         Called between a step and its checkpoint: a rank that missed the request a step earlier sees it here, so that all save together.
         """
-        behind = self.heartbeat.stop_after(self.global_step)
-        if behind is not None and behind < self.end:
-            self.until, self.stopping = behind, True
+        last = self.heartbeat.stop_after(self.global_step)
+        if last is not None and last < self.end:
+            self.until, self.stopping = last, True
 
     def step(self) -> None:
         """One committed step: read this rank's shard, train, advance the cursor, log."""

@@ -196,12 +196,12 @@ class FaultTolerantTrainStep(DataParallelTrainStep):
 
     def exchanged(self, global_step: int, loss: torch.Tensor) -> None:
         """Finish the all-reduce. The RNG states are stored first: nothing is drawn after the backward pass, so they are those after the step."""
-        behind = self._states
+        before = self._states
         self.keep_state(global_step, float(loss.item()))
         try:
             self._peers.finish(self._buffers)
         except PeersLost:
-            self._states = behind
+            self._states = before
             raise
 
     def _roll_back(self, before: list[torch.Tensor]) -> None:

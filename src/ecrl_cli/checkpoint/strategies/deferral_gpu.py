@@ -17,7 +17,7 @@ import torch
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
 from ecrl_cli.checkpoint.capture.shared_state import deferred
 from ecrl_cli.checkpoint.capture.staging_buffer import BufferLayout, StagingBuffer
-from ecrl_cli.checkpoint.format.image import CheckpointImage, PartPlace
+from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog
 from ecrl_cli.checkpoint.strategies.deferral import UNWATCHED, Deferral
 from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone
@@ -258,25 +258,6 @@ def _on_gpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if tensor.is_cuda and tensor.numel()}
 
 
-def connected(
-    run: RunLayout,
-    buffer: tuple[BufferLayout, torch.device],
-    opening: tuple[int, int, int, tuple[PartPlace, ...]],
-    deferral: tuple[Deferral | None, dict[str, torch.Tensor]],
-    log: CheckpointLog,
-) -> WriterClient | None:
-    """A connection for a state on a GPU, as `OverlappedStrategy` makes it for one on the CPU; None if there is no writer. `opening`: what is told to
-    the writer (`WriterClient.open`); `deferral`: what defers captures, if it is wanted, and the tensors to watch."""
-    layout, device = buffer
-    try:
-        client = GpuWriterClient(run, lambda memory: PinnedBuffer(memory, layout, device), log.failed)
-    except WriterGone:
-        return None
-    try:
-        client.open(*opening)
-        if deferral[0] is not None:
-            deferral[0].begin(client, deferral[1])
-    except WriterGone:
-        client.close()
-        return None
-    return client
+def gpu_client(run: RunLayout, layout: BufferLayout, device: torch.device, log: CheckpointLog) -> GpuWriterClient:
+    """A connection for a state on a GPU."""
+    return GpuWriterClient(run, lambda memory: PinnedBuffer(memory, layout, device), log.failed)

@@ -132,13 +132,8 @@ class OverlappedStrategy:
 
     def _connected(self, layout: BufferLayout) -> WriterClient | None:
         context, client = self._context, None
-        if context.train_state.device.type == "cuda":
-            from ecrl_cli.checkpoint.strategies.deferral_gpu import connected  # a run on the CPU does without it
-
-            opening = (context.attempt, layout.nbytes, self._max_inflight, layout.plan.parts)
-            return connected(context.layout, (layout, context.train_state.device), opening, (self._deferral, context.snapshotter.found), context.log)
         try:
-            client = WriterClient(context.layout, lambda memory: StagingBuffer(memory, layout, context.train_state.device))
+            client = self._new_client(layout)
             client.open(context.attempt, layout.nbytes, self._max_inflight, layout.plan.parts)
             if self._deferral is not None:
                 self._deferral.begin(client, context.snapshotter.found)
@@ -147,6 +142,14 @@ class OverlappedStrategy:
                 client.close()
             return None
         return client
+
+    def _new_client(self, layout: BufferLayout) -> WriterClient:
+        context, device = self._context, self._context.train_state.device
+        if device.type == "cuda":
+            from ecrl_cli.checkpoint.strategies.deferral_gpu import gpu_client  # a run on the CPU does without it
+
+            return gpu_client(context.layout, layout, device, context.log)
+        return WriterClient(context.layout, lambda memory: StagingBuffer(memory, layout, device))
 
     def _drop(self) -> None:
         self._hear_failure()

@@ -204,13 +204,13 @@ def try_scenario(sim: SimulatedRun, mini_batch: int, config: MiniBatchFailure, k
     cells = []
     for cell in planned(config):
         sim.trainee.restore(before)
-        sim.undo_behind(mini_batch - 1)
+        sim.undo_after(mini_batch - 1)
         who = survivors(config, random.Random(f"{key}/{mini_batch}"), cell.survivors)
         found = _try(replace_corrections(sim, corrections(config, cell.flipped)), cell, mini_batch, who)
         found |= {"seconds": found.pop("replayed_s", None) or seconds.get(cell)}
         cells.append(asdict(cell) | found)
     sim.trainee.restore(after)
-    sim.undo_behind(mini_batch)
+    sim.undo_after(mini_batch)
     sim.remembered.clear()
     return {
         "mini_batch": mini_batch,

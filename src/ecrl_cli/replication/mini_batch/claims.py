@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from ecrl_cli.metrics.statistics import Summary, summary
-from ecrl_cli.replication.mini_batch.counts import APPLICATION, APPLICATIONS, Counts, Run, spread, spread_columns
+from ecrl_cli.replication.mini_batch.counts import APPLICATION, Counts, Run, spread, spread_columns
 from ecrl_cli.studies.frame.result import Column, Table
 
 SUPPORTED, CONTRADICTED, UNDECIDED, TOO_SMALL = "supported", "contradicted", "undecided", "scale too small to say"
@@ -58,7 +58,7 @@ def _of(counts: Counts, application: str) -> list[dict[str, Any]]:
             _within(summary(farthest), 0, 5.5, published),
         ),
     )
-    about = {APPLICATION.key: APPLICATIONS[application]}
+    about = {APPLICATION.key: counts.named(application)}
     return [
         about | {"claim": claim, "measured_as": how, "n": len(values), **spread(values, "measured"), "verdict": verdict}
         for claim, how, values, verdict in rows

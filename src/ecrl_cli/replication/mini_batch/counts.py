@@ -9,7 +9,7 @@ from typing import Any
 from ecrl_cli.config.studies import MiniBatchFailure
 from ecrl_cli.metrics.statistics import paired, ratio_interval, ratio_of_means, summary
 from ecrl_cli.replication.mini_batch.cells import Cell, planned
-from ecrl_cli.replication.mini_batch.sizes import SIZES, Size
+from ecrl_cli.replication.mini_batch.sizes import PAPER, SIZES, Size
 from ecrl_cli.studies.frame.result import Column
 from ecrl_cli.studies.frame.study import Record
 
@@ -101,7 +101,15 @@ STRATEGIES = {
 }
 APPLICATION = Column("application", "application")
 PUBLISHED_AT = Column("published", "published mini-batch", "count")
+HERE = Column("mini_batch", "mini-batch here", "count")
 Run = dict[str, Any]
+
+
+def named(application: str, size: Size) -> str:
+    """What was trained: the published network, or which one stands in for it."""
+    if size == PAPER[application]:
+        return APPLICATIONS[application]
+    return f"{APPLICATIONS.get(size.model.name, size.model.name)} of width {size.model.width}"
 
 
 @dataclass(frozen=True)
@@ -116,12 +124,13 @@ class Case:
 
     @property
     def label(self) -> str:
-        return f"{APPLICATIONS[self.application]}, mini-batch {self.published:,}"
+        published = "" if self.mini_batch == self.published else f" (published: {self.published:,})"
+        return f"{named(self.application, self.size)}, mini-batch {self.mini_batch:,}{published}"
 
     @property
     def about(self) -> Run:
         """The columns of a row that name this case."""
-        return {APPLICATION.key: APPLICATIONS[self.application], PUBLISHED_AT.key: self.published}
+        return {APPLICATION.key: named(self.application, self.size), PUBLISHED_AT.key: self.published, HERE.key: self.mini_batch}
 
     def cells(self, cell: Cell) -> list[Run]:
         """Results of `cell`, one per run that has it."""
@@ -158,6 +167,9 @@ class Counts:
     def applications(self) -> list[str]:
         """The applications that have a case."""
         return list(dict.fromkeys(case.application for case in self.cases))
+
+    def named(self, application: str) -> str:
+        return named(application, SIZES[self.config.scale][application])
 
     def plan(self) -> list[Cell]:
         return planned(self.config)

@@ -11,7 +11,7 @@ from ecrl_cli.metrics.statistics import ratio_of_means, summary
 from ecrl_cli.replication.mini_batch import tables
 from ecrl_cli.replication.mini_batch.cells import Cell, corrections
 from ecrl_cli.replication.mini_batch.claims import claims
-from ecrl_cli.replication.mini_batch.counts import APPLICATIONS, Case, Counts, Run, cell_of, label, measured, spread
+from ecrl_cli.replication.mini_batch.counts import APPLICATION, APPLICATIONS, Case, Counts, Run, cell_of, label, measured, spread
 from ecrl_cli.replication.mini_batch.dormant import RANKS
 from ecrl_cli.replication.mini_batch.simulated_run import EXACT
 from ecrl_cli.studies.frame.result import Figure, Findings, Series
@@ -34,7 +34,7 @@ def _evolutions(counts: Counts) -> list[Figure]:
             columns = [[run[index][place] for run in evolutions] for index in range(len(at))]
             if all(value is not None for column in columns for value in column):
                 series = _series(f"held-out {name}", [spread(column, "y") for column in columns], "y", at)
-                title = f"{APPLICATIONS[application]} without failures: held-out {name}, mean of {len(evolutions)} runs"
+                title = f"{counts.named(application)} without failures: held-out {name}, mean of {len(evolutions)} runs"
                 found.append(Figure(f"evolution-{application}-{name}", title, "lines", "mini-batch", name, (series,), marks=marks))
     return found
 
@@ -44,7 +44,7 @@ def _replay(counts: Counts) -> Figure:
     rows = tables.replay(counts).rows
     names = {"measured": "replay", "predicted": "replay, predicted", "epoch": "whole epoch"}
     series = tuple(Series(text, tuple(row[key] for row in rows)) for key, text in names.items()) if rows else ()
-    categories = tuple(f"{row['application']}, {row['published']:,}" for row in rows)
+    categories = tuple(f"{row['application']}, mini-batch {row['mini_batch']:,}" for row in rows)
     return Figure("replay", "Replay after a restart from the epoch's checkpoint", "bars", "scenario", "seconds", series, categories=categories)
 
 
@@ -53,10 +53,10 @@ def _scenarios(counts: Counts) -> list[Figure]:
     found = []
     rows = tables.accuracy(counts).rows
     for case in counts.cases:
-        mine = [row for row in rows if (row["application"], row["published"]) == (APPLICATIONS[case.application], case.published)]
-        name, title = f"{case.application}-{case.published}", f"{case.label} (standing in: {case.mini_batch:,})"
+        mine = [row for row in rows if (row["application"], row["published"]) == (case.about[APPLICATION.key], case.published)]
+        name, title = f"{case.application}-{case.published}", case.label
         found.append(_bars(f"accuracy-{name}", f"{title}: held-out accuracy after it", "held-out accuracy", mine, "accuracy"))
-        timed = [row for row in mine if row.get("slowdown") is not None and not row["state"].startswith("Checkpoint")]
+        timed = [row for row in mine if row.get("slowdown") is not None]
         found.append(_bars(f"slowdown-{name}", f"{title}: duration by that without the failure", "times as long", timed, "slowdown"))
     return found
 
@@ -64,15 +64,19 @@ def _scenarios(counts: Counts) -> list[Figure]:
 def _ends(counts: Counts) -> list[Figure]:
     rows = tables.long_run(counts).rows
     found = []
-    for application, name in APPLICATIONS.items():
+    for application in APPLICATIONS:
+        name = counts.named(application)
         mine = [row | {"state": f"{row['state']}, {row['failures']} failures"} for row in rows if row["application"] == name and row["n"] > 1]
         found.append(_bars(f"end-{application}", f"{name}: final held-out accuracy", "held-out accuracy", mine, "accuracy"))
     return found
 
 
 def _bars(name: str, title: str, y_label: str, rows: Sequence[dict[str, Any]], key: str) -> Figure:
+    """With the relative difference to Baseline in the name of each bar of an accuracy that has one."""
     series = (_series(y_label, rows, key),) if rows else ()
-    return Figure(name, title, "bars", "state", y_label, series, categories=tuple(row["state"] for row in rows))
+    changes = ["" if key != "accuracy" or row.get("relative") is None else f" ({row['relative']:+.1%})" for row in rows]
+    categories = tuple(f"{row['state']}{change}" for row, change in zip(rows, changes, strict=True))
+    return Figure(name, title, "bars", "state", y_label, series, categories=categories)
 
 
 def _series(text: str, rows: Sequence[dict[str, Any]], key: str, x: tuple[float, ...] = ()) -> Series:
@@ -250,7 +254,7 @@ def _notes(counts: Counts) -> Iterator[str]:
         yield f"Still guessing there, so that its accuracies say nothing: {'; '.join(guessing)}."
     for parts in measured(counts.records):
         typed = " ".join(f"study.{key}={value}" for key, value in parts.typed().items())
-        yield f"{APPLICATIONS[parts.application]}: at scale, by the model: ecrl study study=recovery-overhead study.source=typed {typed}"
+        yield f"{counts.named(parts.application)}: at scale, by the model: ecrl study study=recovery-overhead study.source=typed {typed}"
     if counts.dormant is not None:
         seconds = {name: summary(values).mean for name, values in counts.dormant["seconds"].items() if values}
         yield (
@@ -269,7 +273,7 @@ def _compared(counts: Counts, application: str) -> Iterator[str]:
         far.setdefault(found["strategy"], []).append(abs(found["accuracy"] - run["baseline"]["accuracy"]))
         seconds.setdefault(found["strategy"], []).append(found["seconds"])
     told = ", ".join(f"{name.replace('_', ' ')} {100 * summary(values).mean:.2f}" for name, values in far.items())
-    yield f"{APPLICATIONS[application]}: mean distance to Baseline after the failed mini-batch, in points of accuracy: {told}."
+    yield f"{counts.named(application)}: mean distance to Baseline after the failed mini-batch, in points of accuracy: {told}."
     times = {name: ratio_of_means(values, once) for name, values in seconds.items() if once}
     told = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in times.items())
-    yield f"{APPLICATIONS[application]}: times as long as the mini-batch without a failure, over all scenarios (of a restart the replay): {told}."
+    yield f"{counts.named(application)}: times as long as the mini-batch without a failure, over all scenarios (of a restart the replay): {told}."

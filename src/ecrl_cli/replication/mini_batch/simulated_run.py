@@ -130,7 +130,7 @@ class SimulatedRun:
             self.applied.append(AppliedSamples(mini_batch, samples, self.layers(places)))
         self.trainee.update(gradients, zero_others=zero_others)
 
-    def undo_behind(self, mini_batch: int) -> None:
+    def undo_after(self, mini_batch: int) -> None:
         """Drop the records after `mini_batch`; the state is the one after it."""
         self.applied = [each for each in self.applied if each.global_step <= mini_batch]
         self.trainee.cursor.done = mini_batch
@@ -145,7 +145,7 @@ def checkpoint_restart(sim: SimulatedRun, failure: Failure) -> None:
     Ends bit for bit in the state of the run without the failure.
     """
     sim.fail(failure)
-    sim.undo_behind(sim.checkpoints.restore())
+    sim.undo_after(sim.checkpoints.restore())
     while sim.done < failure.mini_batch:
         sim.step()
 
@@ -175,7 +175,7 @@ def consistent_rollback(sim: SimulatedRun, failure: Failure) -> None:
     before = sim.trainee.state()
     sim.fail(failure)
     sim.trainee.restore(before)
-    sim.undo_behind(failure.mini_batch - 1)
+    sim.undo_after(failure.mini_batch - 1)
     sim.step()
 
 

@@ -13,7 +13,7 @@ from ecrl_cli.replication.mini_batch.cells import CORRECTIONS, Cell
 from ecrl_cli.replication.mini_batch.counts import (
     AGAINST_COLUMNS,
     APPLICATION,
-    APPLICATIONS,
+    HERE,
     PUBLISHED_AT,
     STARTS,
     STRATEGIES,
@@ -45,6 +45,7 @@ def accuracy(counts: Counts) -> Table:
     columns = (
         APPLICATION,
         PUBLISHED_AT,
+        HERE,
         Column("state", "state"),
         Column("n", "seeds", "count"),
         *spread_columns("accuracy", "held-out accuracy", "share"),
@@ -84,7 +85,6 @@ def scenarios(counts: Counts) -> Table:
         epoch = (case.mini_batch - 1) // size.per_epoch(workers)
         row = case.about | {
             "published_epoch": _EPOCHS[case.published],
-            "mini_batch": case.mini_batch,
             "epoch": epoch,
             "of": size.mini_batches(workers),
         }
@@ -93,7 +93,7 @@ def scenarios(counts: Counts) -> Table:
         APPLICATION,
         PUBLISHED_AT,
         Column("published_epoch", "published epoch", "count"),
-        Column("mini_batch", "mini-batch here", "count"),
+        HERE,
         Column("epoch", "its epoch", "count"),
         Column("of", "of", "count"),
         *spread_columns("before", "accuracy before", "share"),
@@ -115,7 +115,7 @@ def corrections(counts: Counts) -> Table:
     for application in counts.applications:
         for name in CORRECTIONS:
             for cell in dict.fromkeys(_without_numbers(each) for each in counts.plan() if each.flipped == name):
-                rows.append({"application": APPLICATIONS[application], "correction": CORRECTED[name], **_both(counts, application, cell)})
+                rows.append({"application": counts.named(application), "correction": CORRECTED[name], **_both(counts, application, cell)})
     columns = (
         APPLICATION,
         Column("correction", "correction"),
@@ -162,7 +162,7 @@ def model(counts: Counts) -> Table:
         tried = list(counts.tried(parts.application))
         for strategy, percent in dict.fromkeys((found["strategy"], found["percent"]) for _, found in tried):
             pairs = [(run, found) for run, found in tried if (found["strategy"], found["percent"]) == (strategy, percent)]
-            row: dict[str, Any] = {"application": APPLICATIONS[parts.application], "strategy": STRATEGIES[strategy], "percent": percent}
+            row: dict[str, Any] = {"application": counts.named(parts.application), "strategy": STRATEGIES[strategy], "percent": percent}
             rows.append(row | _beside(pairs, parts.restart_s if strategy in STARTS else 0.0))
     columns = (
         APPLICATION,
@@ -208,7 +208,7 @@ def outliers(counts: Counts) -> Table:
             group = [(run, found) for run, found in lossy if (found["survivors"], found["outlier_lost"]) == (number, lost)]
             away = [abs(found["accuracy"] - run["baseline"]["accuracy"]) for run, found in group]
             off = [found["off"] for _, found in group if found["off"] is not None]
-            row = {"application": APPLICATIONS[application], "survivors": number, "outlier": "dead" if lost else "survives", "n": len(group)}
+            row = {"application": counts.named(application), "survivors": number, "outlier": "dead" if lost else "survives", "n": len(group)}
             rows.append(row | (spread(off, "off") if off else {}) | spread(away, "away"))
     columns = (
         APPLICATION,
@@ -219,8 +219,8 @@ def outliers(counts: Counts) -> Table:
         *spread_columns("away", "distance to Baseline in accuracy, in points", "change"),
     )
     note = (
-        "Over the gradients behind the failure. The most unusual worker: the one whose gradients lie farthest from the average of all. Cells of one "
-        "run are not independent: the intervals are too narrow."
+        "Over the gradients computed after the failure. The most unusual worker: the one whose gradients lie farthest from the average of all. "
+        "Cells of one run are not independent: the intervals are too narrow."
     )
     return Table("outliers", "What lossy forward leaves out of the average", columns, tuple(rows), note)
 
@@ -261,7 +261,7 @@ def properties(counts: Counts) -> Table:
 def _property(counts: Counts, parts: MeasuredParts) -> dict[str, Any]:
     size = counts.of(parts.application)[0].size
     printed = {f"published_{key}": value for key, value in asdict(PUBLISHED[parts.application]).items() if key != "name"}
-    row: dict[str, Any] = {"application": APPLICATIONS[parts.application], "bytes": parts.model_bytes, "layers": parts.layers, "batch": size.batch}
+    row: dict[str, Any] = {"application": counts.named(parts.application), "bytes": parts.model_bytes, "layers": parts.layers, "batch": size.batch}
     row |= {"per_epoch": parts.mini_batches_per_epoch, "epochs": size.epochs}
     row |= {key: getattr(parts, key) for key in ("mini_batch_s", "init_s", "checkpoint_s", "restart_s")}
     return row | printed
@@ -273,6 +273,7 @@ def replay(counts: Counts) -> Table:
     columns = (
         APPLICATION,
         PUBLISHED_AT,
+        HERE,
         Column("replayed", "mini-batches replayed", "count"),
         Column("per_epoch", "of an epoch's", "count"),
         *spread_columns("measured", "replay", "seconds"),
@@ -310,7 +311,7 @@ def long_run(counts: Counts) -> Table:
     for application in dict.fromkeys(record.facts["application"] for record in counts.longs):
         runs = [record.found for record in counts.longs if record.facts["application"] == application]
         whole = [run["baseline"]["accuracy"] for run in runs]
-        about = {"application": APPLICATIONS[application]}
+        about = {"application": counts.named(application)}
         rows.append(about | {"state": "without a failure", "failures": 0, "n": len(whole), **spread(whole, "accuracy")})
         for strategy, often in dict.fromkeys((arm["strategy"], arm["often"]) for run in runs for arm in run["arms"]):
             pairs = [(arm, run["baseline"]) for run in runs for arm in run["arms"] if (arm["strategy"], arm["often"]) == (strategy, often)]
@@ -356,7 +357,7 @@ def lost_samples(counts: Counts) -> Table:
     for application in counts.applications:
         for cell in (each for each in counts.plan() if not each.flipped):
             found = [each for case in counts.of(application) for each in case.cells(cell)]
-            row = {"application": APPLICATIONS[application], "strategy": STRATEGIES[cell.strategy], "percent": cell.percent}
+            row = {"application": counts.named(application), "strategy": STRATEGIES[cell.strategy], "percent": cell.percent}
             row |= {"survivors": cell.survivors or None, "n": len(found)}
             rows += [row | {key: found[0][key] for key in ("lost", "repeated")}] if found else []
     columns = (

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, draw_figures, legend_name, set_tooltip
-from ecrl_cli.report.figures.plots import END_COLUMNS, curves, drawn_bars, intervals, middle, name_rows
+from ecrl_cli.report.figures.plots import END_COLUMNS, MARK_COLUMNS, curves, drawn_bars, intervals, marks, middle, name_rows
 from ecrl_cli.report.formats import magnitude, printable, short
 from ecrl_cli.report.model.study_record import StudyResult, slugs
 from ecrl_cli.report.model.timeline_view import thinned
@@ -51,28 +51,44 @@ def draw(figure: Figure) -> Canvas:
 
 
 def _draw_bars(axes: Axes, figure: Figure, colours: Colours) -> None:
-    """Horizontal bars, so that long names are readable: one per series in each category, with its interval."""
+    """Horizontal, so that long names are readable: one bar per series in each category, with its interval and its value. Where all intervals lie
+    close together, points on an axis that fits them: bars begin at zero and would all look alike.
+    """
     import pandas as pd
     import seaborn as sns
 
     palette = {number: colours[series.label].light for number, series in enumerate(figure.series)}
     thick, rows = 0.84 / len(palette), range(len(figure.categories))
+    at = {(number, row): row - 0.42 + thick * (number + 0.5) for number in palette for row in rows}
     tidy = [(number, row, value) for number, series in enumerate(figure.series) for row, value in zip(rows, series.y, strict=False)]
-    frame = pd.DataFrame(tidy, columns=["series", "row", "value"])
-    sns.barplot(
-        frame, x="value", y="row", hue="series", palette=palette, hue_order=list(palette),
-        order=rows, orient="y", width=0.84, gap=0.08, errorbar=None, saturation=1, linewidth=0, legend=False, ax=axes,
-    )  # fmt: skip
-    for bar in drawn_bars(axes):
-        row = round(middle(bar))
-        series = figure.series[round((middle(bar) - row + 0.42) / thick - 0.5)]
-        set_tooltip(bar, _tooltip(figure.categories[row], series, series.y[row]))
     ends = [
-        (row - 0.42 + thick * (number + 0.5), low, high, INK.light)
+        (at[number, row], low, high, INK.light)
         for number, series in enumerate(figure.series)
         for row, low, high in zip(rows, series.low, series.high, strict=False)
     ]
+    close = bool(ends) and min(low for _, low, _, _ in ends) > 0.5 * max(high for _, _, high, _ in ends)
+    if close:
+        says = {(number, row): _tooltip(figure.categories[row], figure.series[number], value) for number, row, value in tidy}
+        points = [(value, at[number, row], palette[number], says[number, row]) for number, row, value in tidy]
+        marks(axes, pd.DataFrame(points, columns=MARK_COLUMNS), marker="o", markersize=5)
+    else:
+        frame = pd.DataFrame(tidy, columns=["series", "row", "value"])
+        sns.barplot(
+            frame, x="value", y="row", hue="series", palette=palette, hue_order=list(palette),
+            order=rows, orient="y", width=0.84, gap=0.08, errorbar=None, saturation=1, linewidth=0, legend=False, ax=axes,
+        )  # fmt: skip
+        for bar in drawn_bars(axes):
+            row = round(middle(bar))
+            series = figure.series[round((middle(bar) - row + 0.42) / thick - 0.5)]
+            set_tooltip(bar, _tooltip(figure.categories[row], series, series.y[row]))
     intervals(axes, pd.DataFrame(ends, columns=END_COLUMNS), 1.2)
+    highest = {(number, row): series.high[row] for number, series in enumerate(figure.series) for row in rows if row < len(series.high)}
+    for number, row, value in tidy:
+        if not np.isfinite(value):
+            continue
+        end = max(value, highest.get((number, row), value))
+        axes.annotate(magnitude(value), (end, at[number, row]), (3, 0), textcoords="offset points", va="center", fontsize=6.5, color=MUTED.light)
+    axes.margins(x=0.1)
     _categories(axes, figure)
 
 
@@ -132,7 +148,7 @@ def _draw_lines(axes: Axes, figure: Figure, colours: Colours) -> None:
 
 
 def _categories(axes: Axes, figure: Figure) -> None:
-    name_rows(axes, [(at, short(printable(name), 48)) for at, name in enumerate(figure.categories)], len(figure.categories))
+    name_rows(axes, [(at, short(printable(name), 60)) for at, name in enumerate(figure.categories)], len(figure.categories))
 
 
 def _logarithmic(axes: Axes, figure: Figure) -> None:

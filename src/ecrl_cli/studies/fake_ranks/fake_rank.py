@@ -132,11 +132,11 @@ class FakeRank:
             self.control.progress(Progress(self.step, "training", monotonic(), 0.5))
 
     def check_stop(self) -> None:
-        behind = self.heartbeat.stop_after(self.step)
-        if self.script.on_stop == "alone" and self.rank == 0 and behind is not None:
-            behind = self.step
-        if self.script.on_stop != "no" and behind is not None:
-            self.until = min(self.until, behind)
+        last = self.heartbeat.stop_after(self.step)
+        if self.script.on_stop == "alone" and self.rank == 0 and last is not None:
+            last = self.step
+        if self.script.on_stop != "no" and last is not None:
+            self.until = min(self.until, last)
 
     def save(self, store: CheckpointStore) -> None:
         self.at("saving")

@@ -73,7 +73,7 @@ class Oracle:
         self.device = make_deterministic(config, 0)
         dataset = build_dataset(config.dataset)
         record = describe(dataset)
-        self.loader = BatchLoader(dataset, config.seed, config.dataset.augment)
+        self.loader = BatchLoader(dataset, config.seed, config.dataset.augment, config.checkpoint.digest)
         self.model = build_model(config.model, record.classes, record.shape)
         self.optimizer = build_optimizer(config.optimizer, self.model.parameters())
         self.scheduler = build_scheduler(config.optimizer, self.optimizer, config.target_steps)
