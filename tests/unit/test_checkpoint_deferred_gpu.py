@@ -73,13 +73,10 @@ class GpuRank(Rank):
         patch.setattr(PinnedBuffer, "__init__", pinned)
         patch.setattr(PinnedBuffer, "close", lambda buffer: None)
 
-        def connected(strategy: OverlappedStrategy, layout: BufferLayout) -> WriterClient | None:
-            context = strategy._context
-            opening = (context.attempt, layout.nbytes, 2, layout.plan.parts)
-            watched = (strategy._deferral, context.snapshotter.found)
-            return deferral_gpu.connected(context.layout, (layout, torch.device("cpu")), opening, watched, context.log)
+        def new_client(strategy: OverlappedStrategy, layout: BufferLayout) -> WriterClient:
+            return deferral_gpu.gpu_client(strategy._context.layout, layout, torch.device("cpu"), strategy._context.log)
 
-        patch.setattr(OverlappedStrategy, "_connected", connected)
+        patch.setattr(OverlappedStrategy, "_new_client", new_client)
         super().__init__(root, writer, run)
         context = self.strategy._context
         self.strategy._deferral = GpuDeferral(run.optimizer, context.clock, context.log, context.beat, context.tell)
@@ -209,8 +206,9 @@ def test_a_refused_image_gives_its_buffer_back(rank_of: MakeRank) -> None:
     rank = rank_of()
     rank.ready()
     client: Any = rank.strategy._client
-    assert comes_true(lambda: len(client._free) == 2)
-    for number in range(2):
+    buffers = rank.strategy._max_inflight
+    assert comes_true(lambda: len(client._free) == buffers)
+    for number in range(buffers):
         taken, slot = client.take()
         found = {name: tensor for name, tensor in rank.strategy._context.snapshotter.found.items() if name in slot._views}
         client.copy_next({}, found, {name: tensor.data_ptr() for name, tensor in found.items()})
@@ -218,7 +216,7 @@ def test_a_refused_image_gives_its_buffer_back(rank_of: MakeRank) -> None:
         client.submit(taken, CheckpointImage(rank.strategy._context.stamp(rank.run.progress()), slot.memory.view, parts, {}), 0)
         client.confirm("parameters.last.bias")
     client.collect()
-    assert len(client._free) == 2 and len(rank.of("failed")) == 2
+    assert len(client._free) == buffers and len(rank.of("failed")) == buffers
 
 
 def test_an_update_outside_of_the_optimizer_before_a_capture_makes_copies(rank_of: MakeRank) -> None:

@@ -327,7 +327,7 @@ def test_what_differs_in_the_arm_alone_stands_together_whatever_else_is_swept_ov
         ("storage", ["variant=ovl"], {f"cifar10-r18-late-{name}" for name in ("disk", "tmpfs", "throttled")}, 3),
         ("state-size", ["variant=blk"], {f"cifar10-{m}-{o}" for m in ("resnet18", "resnet50", "resnet152", "vit") for o in ("sgd", "adamw")}, 8),
         ("failure-rate", ["variant=ref,blk"], {"mtbf"}, 8),
-        ("recoveries", [], {"recoveries"}, 9),
+        ("recoveries", [], {"recoveries"}, 10),
     ],
 )
 def test_a_matrix_beyond_the_published_varies_what_it_says(matrix: str, narrowed: list[str], suites: set[str], runs: int) -> None:
