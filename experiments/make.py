@@ -49,6 +49,8 @@ def make(experiment: Experiment, outputs: Path, data: str, results: Path = RESUL
         code = _ecrl("report", *map(str, folders), "--out", str(report), quiet=True)
         if code not in (0, 1, 3):
             raise ExperimentError(f"{experiment.name}: ecrl report ended with {code}")
+        if not (report / "report.json").is_file():  # a study was ended from outside
+            raise ExperimentError(f"{experiment.name}: nothing to report, for it has not ended; the same command goes on from here")
         document = json.loads((report / "report.json").read_text(encoding="utf-8"))
         _keep(experiment, report, folders, new)
         runs = [document for folder in folders for document in _environments(folder)]

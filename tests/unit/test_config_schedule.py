@@ -11,7 +11,9 @@ import pytest
 from ecrl_cli.cli import train
 from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.compose import compose_grid
+from ecrl_cli.cli.prepare import slowed_by_others
 from ecrl_cli.config.build import steps_at
+from ecrl_cli.config.estimates import seconds
 from ecrl_cli.config.identity import run_name
 from ecrl_cli.config.schema import RunConfig, ScheduleConfig
 from ecrl_cli.errors import ConfigError
@@ -140,6 +142,26 @@ def test_where_nobody_can_answer_it_is_said_and_goes_on(monkeypatch: pytest.Monk
     train.confirm_long_run(601.0, said.append)
     train.confirm_long_run(599.0, said.append)
     assert len(said) == 1 and said[0].startswith("this takes roughly 10 min on this machine")
+
+
+def test_an_estimate_counts_every_launch_by_what_it_takes() -> None:
+    """Those after failures that are planned, listed or drawn, and after changes of the number of processes."""
+    undisturbed = "dataset=digits model=small_cnn target_steps=120 checkpoint.every=20 failure="
+    once, zygote = (seconds(one(f"{undisturbed}none supervision={launcher}"), gpu=False) for launcher in ("torchrun", "zygote"))
+    listed = "listed failure.entries=[kill@30:1,kill@70:1]"
+    again = [seconds(one(undisturbed + kind), gpu=False) - once for kind in ("kill failure.steps=[30,70]", listed, "mtbf failure.mtbf_steps=60")]
+    resized = seconds(one(f"{undisturbed}none elastic.schedule={{40:1,80:2}}"), gpu=False) - once
+    assert again == [again[0]] * 3 and resized == pytest.approx(again[0], rel=0.2) and 0 < once - zygote < again[0] / 2
+
+
+def test_what_a_run_is_expected_to_take_doubles_where_all_processors_are_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = []
+    for busy in (0.0, 100.0):
+        slowed_by_others.cache_clear()
+        monkeypatch.setattr("psutil.cpu_percent", lambda interval, busy=busy: busy)
+        times.append(slowed_by_others())
+    slowed_by_others.cache_clear()
+    assert times == [1.0, 2.0]
 
 
 def test_a_refusal_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
