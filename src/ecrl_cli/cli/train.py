@@ -36,8 +36,9 @@ def train(argv: Sequence[str], *, debug: bool = False, say: Say = say) -> int:
         trained = human_seconds(sum(reference.estimate_s for reference in to_train) * slowed_by_others())
         what = plural(len(to_train), "undisturbed run")
         say(f"reference: {what} afterwards, to compare with, roughly {trained}; reference=none leaves that out")
-    if not arguments.yes and not plan.launcher.on_slurm:
-        confirm_long_run(expected_seconds(plan) * slowed_by_others(), say)
+    # Other work at most doubles it: a shorter run need not be held up to measure that.
+    if not arguments.yes and not plan.launcher.on_slurm and (expected_s := expected_seconds(plan)) > LONG_S / 2:
+        confirm_long_run(expected_s * slowed_by_others(), say)
     return _run(plan, debug=debug, as_json=arguments.json, say=say)
 
 

@@ -68,8 +68,9 @@ def _draw_bars(axes: Axes, figure: Figure, colours: Colours) -> None:
     ]
     close = bool(ends) and min(low for _, low, _, _ in ends) > 0.5 * max(high for _, _, high, _ in ends)
     if close:
-        says = {(number, row): _tooltip(figure.categories[row], figure.series[number], value) for number, row, value in tidy}
-        points = [(value, at[number, row], palette[number], says[number, row]) for number, row, value in tidy]
+        points = [
+            (value, at[number, row], palette[number], _tooltip(figure.categories[row], figure.series[number], value)) for number, row, value in tidy
+        ]
         marks(axes, pd.DataFrame(points, columns=MARK_COLUMNS), marker="o", markersize=5)
     else:
         frame = pd.DataFrame(tidy, columns=["series", "row", "value"])
@@ -82,12 +83,10 @@ def _draw_bars(axes: Axes, figure: Figure, colours: Colours) -> None:
             series = figure.series[round((middle(bar) - row + 0.42) / thick - 0.5)]
             set_tooltip(bar, _tooltip(figure.categories[row], series, series.y[row]))
     intervals(axes, pd.DataFrame(ends, columns=END_COLUMNS), 1.2)
-    highest = {(number, row): series.high[row] for number, series in enumerate(figure.series) for row in rows if row < len(series.high)}
-    for number, row, value in tidy:
-        if not np.isfinite(value):
-            continue
-        end = max(value, highest.get((number, row), value))
-        axes.annotate(magnitude(value), (end, at[number, row]), (3, 0), textcoords="offset points", va="center", fontsize=6.5, color=MUTED.light)
+    highest = {place: high for place, _, high, _ in ends}
+    for place, value in ((at[number, row], value) for number, row, value in tidy if np.isfinite(value)):
+        end = max(value, highest.get(place, value))
+        axes.annotate(magnitude(value), (end, place), (3, 0), textcoords="offset points", va="center", fontsize=6.5, color=MUTED.light)
     axes.margins(x=0.1)
     _categories(axes, figure)
 
