@@ -218,3 +218,12 @@ def test_inputs_that_differ_are_seen_across_world_sizes(sweep: Path, run: RunLay
     finding = found(verify_run(run.root), INPUT)
     assert finding.status == INVALID
     assert "epoch 1 cursor 0: the inputs of 1 rank in this run are not those of 2 ranks in the reference" in finding.message
+
+
+def test_inputs_of_two_world_sizes_hashed_by_two_digests_cannot_be_compared(sweep: Path, run: RunLayout) -> None:
+    """The one line of step 11 is as an earlier version wrote it, without a digest's name."""
+    shutil.rmtree(sweep / "unstruck")
+    edit_lines(run.attempt(2).rank(0), at_step(11, inputs_hash="0" * 64))
+    finding = found(verify_run(run.root), INPUT)
+    assert finding.status == UNKNOWN
+    assert "epoch 1 cursor 0: the inputs of this run are hashed by 'sha256', those of the reference by 'blake3'" in finding.message
