@@ -1,9 +1,12 @@
 """Each task keeps its word: a sentence and a YAML, and a loss that is one number, the mean over the batch, and a function of model and samples alone.
+Its own update, if it has one, is a function of the states of model and optimizer alone.
 
 An installed task joins: tests/e2e/test_added_variants.py holds the one of CONTRIBUTING.md to `TaskContract`.
 """
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 import torch
@@ -29,6 +32,26 @@ def batch_of(name: str, samples: int) -> tuple[nn.Module, torch.Tensor, torch.Te
     return model, x, y
 
 
+def check_update(name: str, model: nn.Module) -> None:
+    """Two copies of a model with gradients, one updated after the other, end alike; and something is updated."""
+    update = TASKS.of(name).load_update()
+    if update is None:
+        return
+    gradients = [parameter.grad for parameter in model.parameters()]
+    ends = []
+    for _ in range(2):
+        twin = copy.deepcopy(model)
+        optimizer = torch.optim.AdamW(twin.parameters(), lr=0.1)
+        for _ in range(3):
+            for parameter, gradient in zip(twin.parameters(), gradients, strict=True):
+                parameter.grad = gradient.clone()
+            update(twin, optimizer)
+        ends.append(twin.state_dict())
+    before = model.state_dict()
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in before)
+    assert any(not torch.equal(ends[0][key], before[key]) for key in before)
+
+
 def check_task(name: str) -> None:
     """What a task of any package is held to."""
     check_description(TASKS, name, "task", "name")
@@ -39,6 +62,7 @@ def check_task(name: str) -> None:
     assert torch.equal(whole, loss(model, x, y))
     whole.backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+    check_update(name, model)
     parts = torch.stack([loss(model, x[part], y[part]) for part in (slice(0, 4), slice(4, 8))])
     assert torch.allclose(parts.mean(), whole)  # the mean of equal shards is the mean of the batch: what DDP and replicas rely on
     with torch.no_grad():

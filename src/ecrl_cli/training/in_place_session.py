@@ -40,7 +40,7 @@ from ecrl_cli.training.control_client import HeartbeatWriter
 from ecrl_cli.training.rendezvous import TcpStoreAddress
 from ecrl_cli.training.session import Session, make_deterministic
 from ecrl_cli.training.train_loop import TrainLoop
-from ecrl_cli.training.train_step import FaultTolerantTrainStep, InPlaceTrainStep, TrainStep, WarmUp, put_back, remembered
+from ecrl_cli.training.train_step import FaultTolerantTrainStep, InPlaceTrainStep, TaskUpdate, TrainStep, WarmUp, put_back, remembered
 
 Layers = tuple[tuple[str, ...], ...]
 
@@ -202,7 +202,7 @@ class InPlaceSession(Session):
             build_scaler(config.precision, device),
         )
         parts = (model, optimizer, scheduler, scaler, device, autocast(config.precision, device), heartbeat)
-        return FaultTolerantTrainStep(*parts, warm_up.loss, warm_up=warm_up)
+        return FaultTolerantTrainStep(*parts, warm_up.loss, TaskUpdate.of(config, model, optimizer), warm_up=warm_up)
 
     def restore(self, train_state: TrainState) -> TrainPosition:
         if self.order.memory != SURVIVORS:

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import torch
 
+from ecrl_cli.checkpoint.capture.rng import capture_rng
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.tasks import TASKS
@@ -18,7 +19,7 @@ from ecrl_cli.data.loading import BatchLoader, describe
 from ecrl_cli.data.sample_set import SampleSet
 from ecrl_cli.errors import ConfigError, DatasetError, EcrlError, first_line, shown
 from ecrl_cli.models import build as build_model
-from ecrl_cli.models.optimization import autocast
+from ecrl_cli.models.optimization import autocast, build_optimizer
 from ecrl_cli.records.events import DatasetRecord
 
 SAMPLES = 2
@@ -52,8 +53,27 @@ def probe(config: RunConfig) -> None:
         raise ConfigError("task", fact, "do model, data set and task belong together?") from error
     if not single:
         raise ConfigError("task", f"{config.task.name} has a loss of shape {shape}", "return the mean over the batch: one number")
+    check_update(config, model)
     if config.evaluate.every:
         check_measures(config, model, held_out_of(dataset))
+
+
+def check_update(config: RunConfig, model: torch.nn.Module) -> None:
+    """ConfigError where the task's own update, if it has one, fails or draws random numbers. The parameters have gradients."""
+    task, optimizer = TASKS.of(config.task.name), build_optimizer(config.optimizer, model.parameters())
+    before = capture_rng(torch.device("cpu"))
+    try:
+        update = task.load_update()
+        if update:
+            update(model, optimizer)
+    except EcrlError:
+        raise
+    except Exception as error:
+        fact = f"{task.name} cannot update model {config.model.name} ({_said(error)})"
+        raise ConfigError("task", fact, "mend its update, a function of model and optimizer") from error
+    after = capture_rng(torch.device("cpu"))
+    if any(not torch.equal(state, after[name]) for name, state in before.items()):
+        raise ConfigError("task", f"the update of {task.name} draws random numbers", "draw them in its loss: a recovery would draw others")
 
 
 def check_measures(config: RunConfig, model: torch.nn.Module, held_out: SampleSet) -> None:

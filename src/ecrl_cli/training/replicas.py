@@ -32,7 +32,7 @@ from ecrl_cli.data.loading import Batch
 from ecrl_cli.models.optimization import autocast, begin_update, build_scaler, build_scheduler
 from ecrl_cli.training.control_client import HeartbeatWriter
 from ecrl_cli.training.losses import classification
-from ecrl_cli.training.train_step import Loss, StepResult
+from ecrl_cli.training.train_step import Loss, StepResult, TaskUpdate
 
 T = TypeVar("T")
 
@@ -245,6 +245,7 @@ class ReplicaTrainStep:
     exchange: Exchange
     contribution: ReplicaGradient
     loss: Loss = classification
+    own_update: TaskUpdate | None = None
 
     @classmethod
     def of(
@@ -266,6 +267,7 @@ class ReplicaTrainStep:
             exchange=alone,
             contribution=ReplicaGradient(model),
             loss=TASKS.of(config.task.name).load(),
+            own_update=TaskUpdate.of(config, model, optimizer),
         )
 
     def shared(self, rank: int, world_size: int, peers: ReplicaPeers | None = None) -> ReplicaTrainStep:
@@ -288,7 +290,7 @@ class ReplicaTrainStep:
         seed_replica(self.seed, global_step, self.replicas)
         self.heartbeat.phase("update")
         begin_update(self.scheduler, global_step - 1)
-        self.scaler.step(self.optimizer)
+        self.scaler.step(self.own_update or self.optimizer)
         self.scaler.update()
         self.scheduler.step()
         return StepResult(float(loss.item()), tuple(torch.stack(losses).tolist()))

@@ -44,7 +44,7 @@ from ecrl_cli.training.replicas import ReplicaTrainStep
 from ecrl_cli.training.restoring import record_restored, restore
 from ecrl_cli.training.state_digests import DigestSchedule
 from ecrl_cli.training.train_loop import TrainLoop
-from ecrl_cli.training.train_step import DataParallelTrainStep, InPlaceTrainStep, TrainStep, WarmUp, wrap
+from ecrl_cli.training.train_step import DataParallelTrainStep, InPlaceTrainStep, TaskUpdate, TrainStep, WarmUp, wrap
 
 REPORT_EVERY_S = 0.05
 
@@ -163,7 +163,8 @@ class Session:
         ddp = wrap(model, WarmUp.of(config, record, device), device_ids=[device.index] if device.type == "cuda" else None)
         model.register_forward_pre_hook(lambda *given: self.heartbeat.work())  # before it DDP waits for others
         cast, loss = autocast(config.precision, device), TASKS.of(config.task.name).load()
-        return DataParallelTrainStep(ddp, optimizer, scheduler, scaler, device, cast, self.heartbeat, loss)
+        own_update = TaskUpdate.of(config, model, optimizer)
+        return DataParallelTrainStep(ddp, optimizer, scheduler, scaler, device, cast, self.heartbeat, loss, own_update)
 
     def evaluator(self, dataset: SampleSet, train_state: TrainState) -> Evaluator:
         cast = autocast(self.config.precision, self.device)

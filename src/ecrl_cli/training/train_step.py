@@ -34,6 +34,7 @@ _NAMED = 3
 
 Keep = Callable[[int, bytes], None]
 Loss = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]  # of a task: config/tasks.py
+Update = Callable[[torch.nn.Module, torch.optim.Optimizer], None]  # of a task, too
 _LOSS = struct.Struct("<d")
 
 
@@ -100,6 +101,28 @@ class StepResult:
     logged: float | tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class TaskUpdate:
+    """A task's own update, as the gradient scaler takes it: fp16's gradients are unscaled before `step`, which is left out where one overflowed."""
+
+    update: Update
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    def step(self) -> None:
+        self.update(self.model, self.optimizer)
+
+    @classmethod
+    def of(cls, config: RunConfig, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> TaskUpdate | None:
+        """None if the task has no update of its own. `model`: not wrapped."""
+        update = TASKS.of(config.task.name).load_update()
+        return cls(update, model, optimizer) if update else None
+
+
 class TrainStep(Protocol):
     def run(self, batch: Batch, global_step: int) -> StepResult:
         """Do the step `global_step` with this rank's samples. Collective."""
@@ -133,6 +156,7 @@ class DataParallelTrainStep:
     autocast: AbstractContextManager[Any]
     heartbeat: HeartbeatWriter
     loss: Loss = classification
+    own_update: TaskUpdate | None = None
 
     def run(self, batch: Batch, global_step: int) -> StepResult:
         """Forward, backward (DDP averages the gradients), update."""
@@ -146,7 +170,7 @@ class DataParallelTrainStep:
         self.exchanged(global_step, loss)
         self.heartbeat.phase("update")
         begin_update(self.scheduler, global_step - 1)
-        self.scaler.step(self.optimizer)
+        self.scaler.step(self.own_update or self.optimizer)
         self.scaler.update()
         self.scheduler.step()
         own = float(loss.item())
