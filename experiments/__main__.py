@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from experiments.make import Stopped, make
+from experiments.make import Stopped, judge, make
 from experiments.pages import ESTIMATES, write
 from experiments.registry import EVERYTHING, ROOT, Experiment, ExperimentError, read
 
@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", default=os.environ.get("ECRL_TEST_DATA", ""), help="a folder with cifar10/ and cifar100/ in it")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="where they are run (default: outputs)")
     parser.add_argument("--pages", action="store_true", help="run nothing; write all pages anew from what is kept")
+    parser.add_argument("--judge", action="store_true", help="run nothing; judge anew runs of which only what judges them has changed")
     parser.add_argument("--estimate", action="store_true", help="run nothing; write down what ECRL expects the named sweeps to take here")
     options = parser.parse_args(argv)
     try:
@@ -39,6 +40,10 @@ def main(argv: list[str] | None = None) -> int:
             _estimate(registry.chosen(options.names), options.data)
             write(registry)
             return 0
+        if options.judge:
+            codes = [judge(experiment, options.outputs) for experiment in chosen]
+            write(registry)
+            return 1 if 1 in codes else max(codes)
         code = 0 if options.pages else _make(chosen, options.outputs, options.data, everything=EVERYTHING in options.names)
         write(registry)
         return code

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -20,7 +20,7 @@ from typing import Any
 
 from experiments.packed import pack
 from experiments.registry import RESULTS, Experiment, ExperimentError
-from experiments.stamp import Session, session, stamp
+from experiments.stamp import JUDGES, Session, changed, judged, session, stamp
 
 ECRL = (sys.executable, "-m", "ecrl_cli.cli.main")
 STOPPED = (130, 143, -2, -15)  # by a signal; the same command goes on
@@ -40,8 +40,30 @@ def make(experiment: Experiment, outputs: Path, data: str, results: Path = RESUL
     """
     if experiment.wants_data and not data:
         raise ExperimentError(f"{experiment.name}: needs real images: add DATA=DIR, a folder with cifar10/ and cifar100/ in it")
-    folders = experiment.folders(outputs)
     sessions = _run(experiment, outputs, data)
+    return _kept(experiment, outputs, results, lambda run: stamp(run, sessions, tuple(experiment.studies) if experiment.is_study else ()))
+
+
+def judge(experiment: Experiment, outputs: Path, results: Path = RESULTS) -> int:
+    """Verifies and reports anew the runs that are kept, with the judge as it is now. As `make` returns.
+
+    ExperimentError with nothing changed where more than the judge has changed since, or these runs are no longer in `outputs`.
+    """
+    path = results / experiment.name / "stamp.json"
+    if experiment.is_study or not path.is_file():
+        raise ExperimentError(f"{experiment.name}: {'a study is judged while it runs' if experiment.is_study else 'nothing is kept'}; make it")
+    before = json.loads(path.read_text(encoding="utf-8"))
+    if others := sorted(set(changed(before, experiment)) - JUDGES):
+        raise ExperimentError(f"{experiment.name}: what makes its records has changed since ({', '.join(others)}); make it anew")
+    made = {each["source_sha256"] for folder in experiment.folders(outputs) for each in _environments(folder)}
+    if made != {before["source_sha256"]}:
+        raise ExperimentError(f"{experiment.name}: the runs in {outputs} are not those that are kept; make it anew")
+    return _kept(experiment, outputs, results, lambda run: judged(before, gpu=bool(run["gpus"])))
+
+
+def _kept(experiment: Experiment, outputs: Path, results: Path, stamped: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
+    """Verifies, reports and keeps what lies in `outputs`; `stamped` makes the content of stamp.json from an environment.json."""
+    folders = experiment.folders(outputs)
     with tempfile.TemporaryDirectory(prefix=f".{experiment.name}-", dir=_made(results)) as scratch:
         new, report = Path(scratch) / experiment.name, Path(scratch) / "report"
         new.mkdir()
@@ -55,8 +77,7 @@ def make(experiment: Experiment, outputs: Path, data: str, results: Path = RESUL
         _keep(experiment, report, folders, new)
         runs = [document for folder in folders for document in _environments(folder)]
         _write(new / "environment.json", runs[0])
-        stamped = next((run for run in runs if run["gpus"]), runs[0])  # one run on a GPU, and the code for GPUs counts
-        _write(new / "stamp.json", stamp(stamped, sessions, tuple(experiment.studies) if experiment.is_study else ()))
+        _write(new / "stamp.json", stamped(next((run for run in runs if run["gpus"]), runs[0])))  # one run on a GPU, and the code for GPUs counts
         _write(new / "result.json", _result(document, verdicts))
         if experiment.records:
             pack(folders, new / "records.tar.xz")

@@ -115,7 +115,7 @@ def page(experiment: Experiment) -> str:
     lines += ["```bash", f"make results RESULTS={experiment.name}{' DATA=DIR' if experiment.wants_data else ''}", "```", "", "which runs", ""]
     lines += ["```bash", *_commands(experiment), "```", ""]
     if kept.environment is None:
-        return "\n".join([*lines, f"**Not run.** {_expected(experiment)}", ""])
+        return "\n".join([*lines, f"**Not {'kept' if experiment.is_study else 'run'}.** {_expected(experiment)}", ""])
     lines += _stamp(experiment, kept)
     lines += _outcome(experiment, kept) if kept.result else ["Kept before there were stamps; what it says: [results](../README.md).", ""]
     for name in experiment.figures:
@@ -138,7 +138,7 @@ def _stamp(experiment: Experiment, kept: Kept) -> list[str]:
     cpu = environment["cpu"]
     rows = {
         "runs": kept.runs,
-        "verdicts": kept.judged,
+        "verdicts": kept.judged + (f", judged anew at `{kept.stamp['judged'][:10]}`" if "judged" in kept.stamp else ""),
         "commit": f"`{kept.commit}`, ecrl {environment['ecrl']}, torch {environment['packages'].get('torch', '-')}",
         "made": kept.date,
         "machine": f"{cpu['model']}, {cpu['logical']} cores, {human_bytes(environment['memory_bytes'])}, {len(environment['gpus'])} GPUs",
@@ -219,7 +219,7 @@ def _row(experiment: Experiment) -> str:
     given = f"`RESULTS={experiment.name}{' DATA=DIR' if experiment.wants_data else ''}`"
     if kept.environment is None:
         why = f"needs {experiment.needs}" if experiment.needs else _estimate(experiment)
-        cells = [f"**not run**{f': {why}' if why else ''}", "-", "-", "-", "-"]
+        cells = [f"**not {'kept' if experiment.is_study else 'run'}**{f': {why}' if why else ''}", "-", "-", "-", "-"]
     else:
         busy = ", busy" if kept.stamp and kept.others > BUSY else ""
         cells = [kept.runs, kept.judged, f"`{kept.commit}`", f"{kept.date}{busy}", f"<!-- state -->{state(experiment, kept)}<!-- / -->"]

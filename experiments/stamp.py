@@ -32,6 +32,7 @@ from ecrl_cli.records.digests import source_sha256
 PACKAGE = ROOT / "src" / "ecrl_cli"
 SHOWN_ONLY = frozenset({"report", "cli", "audit"})
 OF_STUDIES = frozenset({"studies", "replication"})
+JUDGES = frozenset({"verify"})  # the rooms that judge records and make none
 CONF = "conf"
 BUSY = 0.05  # of the machine's processor time taken by other work: from there on a page says that its seconds compare nothing
 
@@ -157,12 +158,26 @@ def stamp(environment: Mapping[str, Any], sessions: list[Session], studies: tupl
     return found | ({"code": code_digests(studies, gpu=bool(environment["gpus"]))} if environment["source_sha256"] == source_sha256() else {})
 
 
+def judged(before: Mapping[str, Any], *, gpu: bool) -> dict[str, Any]:
+    """The content of stamp.json for the runs of `before`, judged by the tree as it is."""
+    head = _git("rev-parse", "HEAD").stdout.strip()
+    return {**before, "code": code_digests(gpu=gpu), "judged": f"{head}-dirty" if _uncommitted() else head}
+
+
 def _commit(environment: Mapping[str, Any]) -> str:
     """The commit of the code that made the runs; `-dirty` after it only where `src` or `conf` has changes that no commit has. Results that were kept
     just before are such changes to the tree, and none to the code."""
     revision = str(environment.get("git_revision") or "")
     if not revision or not revision.endswith("-dirty") or environment["source_sha256"] != source_sha256():
         return revision
-    command = ["git", "-C", str(ROOT), "status", "--porcelain", "--", "src", CONF]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return revision.removesuffix("-dirty") if done.returncode == 0 and not done.stdout.strip() else revision
+    return revision if _uncommitted() else revision.removesuffix("-dirty")
+
+
+def _uncommitted() -> bool:
+    """Whether `src` or `conf` has changes that no commit has; True too where git cannot say."""
+    done = _git("status", "--porcelain", "--", "src", CONF)
+    return done.returncode != 0 or bool(done.stdout.strip())
+
+
+def _git(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)

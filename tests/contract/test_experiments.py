@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from experiments import make as making
 from experiments.__main__ import main
-from experiments.make import Stopped, _keep, make
+from experiments.make import Stopped, _keep, judge, make
 from experiments.pages import INDEX, Kept, index, page, state, with_state, without_state
 from experiments.reached import reached
 from experiments.registry import DATA_WORD, ROOT, Experiment, ExperimentError, Registry, read
@@ -186,6 +186,49 @@ def test_an_invalid_run_is_kept_and_the_exit_code_says_so(made: Path, tmp_path: 
     result = json.loads((tmp_path / "results" / "small" / "result.json").read_text(encoding="utf-8"))
     assert sorted(result["verdicts"].values()) == ["invalid", "valid"]
     assert any(each["gate"] == "verified" for each in result["failed_gates"])
+
+
+def stamped(kept: Path, **changes: str) -> dict[str, Any]:
+    """Changes the stamp of `kept`: its keys, or those of `code`."""
+    path = kept / "stamp.json"
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for key, value in changes.items():
+        (document if key in document else document["code"])[key] = value
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return document
+
+
+def test_where_only_the_judge_has_changed_the_same_runs_are_judged_anew(made: Path, tmp_path: Path) -> None:
+    """A run that is spoilt meanwhile shows that they are; what the machine did when they were made stays."""
+    subprocess.run(["cp", "-a", *(str(made / name) for name in ("outputs", "results")), str(tmp_path)], check=True)
+    kept = tmp_path / "results" / "small"
+    before = stamped(kept, verify="of an earlier judge")
+    assert changed(before, small()) == ["verify"]
+    assert judge(small(), tmp_path / "outputs", tmp_path / "results") == 0
+    after = json.loads((kept / "stamp.json").read_text(encoding="utf-8"))
+    assert not changed(after, small()) and after["sessions"] == before["sessions"] and after["commit"] == before["commit"]
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", after["judged"])
+    spoil(next((tmp_path / "outputs").glob("small/*-blk-*/logs/attempt-00/rank1.jsonl")))
+    assert judge(small(), tmp_path / "outputs", tmp_path / "results") == 1
+    assert sorted(json.loads((kept / "result.json").read_text(encoding="utf-8"))["verdicts"].values()) == ["invalid", "valid"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"training": "earlier", "verify": "earlier"}, r"what makes its records has changed since \(training\); make it anew"),
+        ({"source_sha256": "of other runs"}, "the runs in .* are not those that are kept; make it anew"),
+    ],
+    ids=["other records", "other runs"],
+)
+def test_nothing_else_is_judged_anew(changes: dict[str, str], said: str, made: Path, tmp_path: Path) -> None:
+    subprocess.run(["cp", "-a", str(made / "results"), str(tmp_path)], check=True)
+    before = stamped(tmp_path / "results" / "small", **changes)
+    with pytest.raises(ExperimentError, match=said):
+        judge(small(), made / "outputs", tmp_path / "results")
+    assert json.loads((tmp_path / "results" / "small" / "stamp.json").read_text(encoding="utf-8")) == before
+    with pytest.raises(ExperimentError, match="small: nothing is kept; make it"):
+        judge(small(), made / "outputs", tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(

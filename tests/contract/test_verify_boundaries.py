@@ -163,6 +163,28 @@ def test_a_batch_is_compared_with_what_was_typed_where_only_the_steps_are_scaled
     assert "global_batch is '8' in config.json, '16' in .hydra/config.yaml" in notes.finding("").message
 
 
+@pytest.mark.parametrize(
+    ("overrides", "named", "said"),
+    [
+        (["+suite=mine", "schedule=between", "seed=7"], "fake-small_cnn-between", ""),
+        (["+suite=mine", "schedule=between"], "fake-small_cnn-late", "suite_name is 'fake-small_cnn-late' in config.json, 'fake-small_cnn-between'"),
+        (["+suite=mine", "schedule=between", "suite_name=mine"], "fake-small_cnn-between", "in config.json, 'mine' in .hydra/config.yaml"),
+        (["+suite=mine"], "fake-small_cnn-between", "in config.json, 'mine' in .hydra/config.yaml"),
+        (None, "fake-small_cnn-between", "in config.json, 'mine' in .hydra/config.yaml"),
+    ],
+    ids=["named anew", "another name", "a name that was typed", "no schedule was typed", "not on record"],
+)
+def test_a_typed_schedule_names_the_suite_anew(run: RunLayout, overrides: list[str] | None, named: str, said: str) -> None:
+    edit_json(run.config, lambda document: document["config"].update(suite_name=named, schedule={"name": "between", "at": [0.5], "offset": 0.5}))
+    composed(suite_name="mine")(run)
+    if overrides is not None:
+        (run.hydra / "overrides.yaml").write_text(json.dumps(overrides))
+    notes = FindingBuilder("records-consistent")
+    check_labels(Case(load(run)), notes)
+    assert notes.clean == (not said)
+    assert said in notes.finding("").message
+
+
 @pytest.mark.parametrize(("step", "clean"), [(24, True), (25, False)])
 def test_what_ended_well_works_on_no_step_behind_its_last(run: RunLayout, step: int, clean: bool) -> None:
     records = load(run)

@@ -124,3 +124,12 @@ def test_resnet18_with_a_kill_off_the_boundary(ecrl: Ecrl, tmp_path: Path, world
     failures = ["checkpoint.every=3", "failure=kill", "failure.steps=[5]", "failure.rank=1"]
     ecrl("-m", *data, *shape, *failures, "variant=ref,ovl" if world_size == 2 else ARMS, "run_dir=sweep")
     check_arms({variant: run for (_, variant), run in runs_of(tmp_path / "sweep").items()}, world_size, 1)
+
+
+def test_a_suite_under_another_schedule_is_judged_under_the_name_that_it_then_has(tmp_path: Path) -> None:
+    """As `+matrix=sensitivity` has it: Hydra's record has the suite's name, config.json that of data set, model and schedule."""
+    ecrl_in_process(tmp_path, "train", "+suite=digits-cnn", "schedule=between", "scale=smoke", "variant=blk", "run_dir=run")
+    verdict = verify_run(tmp_path / "run")
+    assert verdict.status == VALID and verdict.reference, render(verdict)
+    assert json.loads((tmp_path / "run/config.json").read_text())["config"]["suite_name"] == "digits-small_cnn-between"
+    assert metrics(tmp_path / "run")["replayed_steps"] > 0

@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ecrl_cli.config.build import name_the_suite
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import RecordError, plural, shown
 from ecrl_cli.records.journal import read_json
@@ -20,7 +22,7 @@ from ecrl_cli.records.safe_read import read_whole
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
-_COMPOSED = "config.yaml"
+_COMPOSED, _OVERRIDES = "config.yaml", "overrides.yaml"
 _MAX_COMPOSED = 2**18
 _INTERPOLATION = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 # Keys that neither a scale nor a variant changes: the values composed by Hydra are those of the run.
@@ -61,8 +63,9 @@ def _check_composed(case: Case, notes: FindingBuilder) -> None:
         notes.missing(f".hydra/{_COMPOSED} cannot be read: {type(error).__name__}")
         return
     stored = read_json(case.run.layout.config)["config"]
+    named = _named_by_its_parts(case.run.stored.config, folder)
     for key in (*_AS_TYPED, *_NAMES, *_unscaled(case.run.stored.config)):
-        ours, theirs = _at(stored, key), _resolved(composed, key)
+        ours, theirs = _at(stored, key), named if named and key == "suite_name" else _resolved(composed, key)
         if None in (ours, theirs) or _alike(ours, theirs):
             continue
         text = f"{key} is {shown(str(ours))} in config.json, {shown(str(theirs))} in .hydra/{_COMPOSED}"
@@ -70,6 +73,18 @@ def _check_composed(case: Case, notes: FindingBuilder) -> None:
             notes.missing(f"{text}: which of them the run was made under is not known")
         else:
             notes.broken(text)
+
+
+def _named_by_its_parts(config: RunConfig, folder: Path) -> str | None:
+    """The suite's name where a typed schedule replaced the suite's own (`+suite=cifar10-r18-late schedule=between`): ECRL then names the suite anew,
+    and Hydra's composed configuration still has the old name. None where that was not typed, or what was typed is not on record."""
+    try:
+        overrides = yaml.load(read_whole(folder / _OVERRIDES, _MAX_COMPOSED), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (RecordError, yaml.YAMLError, ValueError, OSError):
+        return None
+    words = overrides if isinstance(overrides, list) else []
+    typed = {word.partition("=")[0].lstrip("+") for word in words if isinstance(word, str)} & {"schedule", "suite_name"}
+    return name_the_suite(config, frozenset(typed)).suite_name if typed == {"schedule"} else None
 
 
 def _unscaled(config: RunConfig) -> Iterator[str]:

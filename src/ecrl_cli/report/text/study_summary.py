@@ -22,7 +22,7 @@ def progress(study: StudyResult) -> str:
         return "no result.json: the study has not ended"
     passed = len(result.gates) - len(study.failed)
     trials = f"{count(result.done)} of {plural(result.planned, 'trial')}"
-    skipped = f", {plural(len(result.skips), 'arm')} skipped" if result.skips else ""
+    skipped = f", skipped: {listed([skip.arm for skip in result.skips])}" if result.skips else ""
     return f"{trials}, {passed} of {plural(len(result.gates), 'gate')} passed{skipped}, seed {study.seed}"
 
 
