@@ -154,6 +154,20 @@ def test_suites_of_two_machines_have_an_answer_each(tmp_path: Path) -> None:
     assert "6 pairs" not in whole(shown)
 
 
+def test_many_settings_of_one_seed_are_one_sentence_with_the_lowest_and_the_highest(tmp_path: Path) -> None:
+    """As `+matrix=sensitivity` has them; four settings of each variant."""
+    for every, ratio in ((5, 1.25), (6, 1.1), (10, 0.9), (12, 0.8)):
+        for variant, strategy, wall in (("ref", "blocking", 8.0), ("blk", "blocking", 10.0), ("ovl", "overlapped", 10.0 / ratio)):
+            kills = () if variant == "ref" else (24, 45)
+            timed(make_run(tmp_path / f"{variant}-{every}", Plan(variant, "one", every=every, kills=kills, strategy=strategy)), wall)
+    said = summarize(compared(tmp_path))
+    assert said.sentences[0].startswith("12 runs of one: ref in 4 settings, blk in 4 settings and ovl in 4 settings; ")
+    ends = "-20.0% (checkpoint.every=12) to +25.0% (checkpoint.every=5)"
+    assert f"Goodput of ovl against blk in 4 settings: {ends}, above it in 2; one pair each, scale smoke." in said.sentences
+    assert sum(sentence.startswith("Goodput of ovl") for sentence in said.sentences) == 2
+    assert sum(" ms in " in sentence or " s in ref" in sentence for sentence in said.sentences) == 1
+
+
 def test_one_seed_has_no_winner(tmp_path: Path) -> None:
     make_sweep(tmp_path, arms())
     shown = compared(tmp_path)

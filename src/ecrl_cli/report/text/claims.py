@@ -17,7 +17,7 @@ from ecrl_cli.report.model.contrast import AGAIN, NO_FLOOR, Contrast, compared_a
 from ecrl_cli.report.model.run_record import Metrics
 
 T = TypeVar("T")
-_MANY = 3  # settings: more are summarized in one sentence
+MANY = 3  # settings: more are summarized in one sentence
 _SIZES = 3  # of checkpoints: fewer show no trend, nor do sizes that lie within a factor of two
 INDISTINGUISHABLE = "not statistically distinguishable"
 
@@ -166,7 +166,7 @@ def sentences(comparison: Comparison) -> list[Statement]:
 
 def _strategies(comparison: Comparison) -> list[Statement]:
     found = claims(comparison, "ovl", "blk")
-    if len(found) > _MANY:
+    if len(found) > MANY:
         most, least = max(found, key=lambda claim: claim.effect), min(found, key=lambda claim: claim.effect)
         ends = {"low": change(least.effect), "high": change(most.effect), "scale": most.scale}
         names = {name: f"{claim.arm}{fields(claim)['where']}" for name, claim in (("lowest", least), ("highest", most))}
@@ -182,7 +182,7 @@ def _checkpoints(comparison: Comparison) -> list[Statement]:
 
 
 def _few(found: Sequence[T]) -> Sequence[T]:
-    return found if len(found) <= _MANY else ()
+    return found if len(found) <= MANY else ()
 
 
 def _price(claim: Contrast, variant: str) -> Statement:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ecrl_cli.report.formats import by_value, count, distance, duration, listed, plural, share, short
+from ecrl_cli.report.formats import by_value, change, count, distance, duration, listed, plural, share, short
 from ecrl_cli.report.model.arms import BASES
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.contrast import compared_arms, versus
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.palette import FAMILIES
-from ecrl_cli.report.text.claims import Statement, noise, repeated, sentences, winner
+from ecrl_cli.report.text.claims import MANY, Statement, noise, repeated, sentences, winner
 from ecrl_cli.verify.verdict import INVALID
 
 MOST_BROKEN = 3  # runs named in the summary
@@ -110,7 +110,17 @@ def _what_ran(comparison: Comparison) -> str:
     where = suites[0] if len(suites) == 1 else plural(len(suites), "suite")
     seeded = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
     lasted = f"{listed([f'{s:,}' for s in steps])} steps, scale {listed(scales)}"
-    return f"{plural(len(counted), 'run')} of {where}: {listed(comparison.labels)}; {seeded}, {lasted}."
+    arms = [f"{variant} in {len(labels)} settings" if len(labels) > MANY else listed(labels) for variant, labels in _settings(comparison).items()]
+    return f"{plural(len(counted), 'run')} of {where}: {listed(arms)}; {seeded}, {lasted}."
+
+
+def _settings(comparison: Comparison) -> dict[str, list[str]]:
+    """The labels of each variant: one, or one per setting of what else a sweep varied."""
+    found: dict[str, list[str]] = {}
+    for arm in comparison.arms:
+        labels = found.setdefault(arm.variant, [])
+        labels += [arm.label] if arm.label not in labels else []
+    return found
 
 
 def _judged(comparison: Comparison) -> str:
@@ -139,28 +149,45 @@ def _recovered(comparison: Comparison) -> str:
 
 
 def _costs(comparison: Comparison) -> list[str]:
-    """If every comparison is a single pair: one sentence per arm, with a range over several suites."""
+    """If every comparison is a single pair: one sentence per arm, with a range over several suites; one for all settings of a variant that has many,
+    which names the lowest and the highest."""
+    settings = _settings(comparison)
+    variants = {label: variant for variant, labels in settings.items() for label in labels}
     ratios_by_label: dict[str, list[tuple[int, str]]] = {}
+    in_settings: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for label, base in compared_arms(comparison):
         found = [pair for suite in comparison.passed if (pair := versus(comparison, label, base, "goodput", [suite]))]
         ratios = [pair.mean_of_ratios.mean for pair in found if pair.mean_of_ratios]
-        if ratios:
+        if ratios and len(settings[variants[label]]) > MANY:
+            setting = label.removeprefix(variants[label]).strip() or "as it is"
+            in_settings.setdefault((variants[label], variants[base]), []).extend((ratio, setting) for ratio in ratios)
+        elif ratios:
             order = BASES.index(base) if base in BASES else len(BASES)
             ratios_by_label.setdefault(label, []).append((order, f"{distance(min(ratios), max(ratios))} {base}"))
     scale = comparison.scale(comparison.passed)
-    return [
+    each = [
         f"Goodput of {label} is {listed([text for _, text in sorted(parts, key=lambda part: part[0])])}, scale {scale}."
         for label, parts in ratios_by_label.items()
     ]
+    return each + [_over_settings(variant, base, sorted(found), scale) for (variant, base), found in in_settings.items()]
+
+
+def _over_settings(variant: str, base: str, found: list[tuple[float, str]], scale: str) -> str:
+    """`found`: the ratios in ascending order, each with its setting."""
+    (low, lowest), (high, highest) = found[0], found[-1]
+    above = sum(ratio > 0 for ratio, _ in found)
+    ends = f"{change(low)} ({lowest}) to {change(high)} ({highest})"
+    return f"Goodput of {variant} against {base} in {len(found)} settings: {ends}, above it in {above}; one pair each, scale {scale}."
 
 
 def _stalls(comparison: Comparison) -> list[str]:
     stalls = []
-    for label in comparison.labels:
-        values = [v for v in (arm.shown("stall_per_checkpoint_s") for arm in comparison.arms if arm.label == label) if v is not None]
-        if values:
-            low, high = duration(min(values)), duration(max(values))
-            stalls.append(f"{low if low == high else f'{low} to {high}'} in {label}")
+    for variant, labels in _settings(comparison).items():
+        for names in [labels] if len(labels) > MANY else [[label] for label in labels]:
+            values = [v for v in (arm.shown("stall_per_checkpoint_s") for arm in comparison.arms if arm.label in names) if v is not None]
+            if values:
+                low, high = duration(min(values)), duration(max(values))
+                stalls.append(f"{low if low == high else f'{low} to {high}'} in {variant if len(names) > 1 else names[0]}")
     return [f"A checkpoint keeps the training thread waiting for {listed(stalls)}, scale {comparison.scale()}."] if stalls else []
 
 
