@@ -56,6 +56,14 @@ def test_each_page_is_made_from_what_is_kept(experiment: Experiment) -> None:
     assert without_state(text) == without_state(page(experiment)), "python -m experiments --pages"
 
 
+@pytest.mark.parametrize("experiment", [each for each in EXPERIMENTS.values() if each.is_study and each.figures], ids=lambda each: each.name)
+def test_a_figure_that_a_study_lists_is_one_that_its_report_draws(experiment: Experiment) -> None:
+    """A name that is spelt otherwise would leave the page without it, and nobody would know."""
+    kept = Kept.of(experiment.folder)
+    if kept.stamp and not changed(kept.stamp, experiment) and experiment.figures != Experiment.figures:  # a stale one may be older than its list
+        assert [name for name in experiment.figures if not (experiment.folder / "figures" / f"{name}.png").exists()] == []
+
+
 def test_the_table_of_experiments_is_made_from_what_is_kept() -> None:
     assert without_state(INDEX.read_text(encoding="utf-8")) == without_state(index(REGISTRY)), "python -m experiments --pages"
 
