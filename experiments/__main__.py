@@ -20,6 +20,7 @@ from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.prepare import expected_seconds, prepare
 from ecrl_cli.config.estimates import human_seconds
 from ecrl_cli.errors import EcrlError
+from ecrl_cli.report.text.study_summary import worst_code
 
 DEFAULT = "quickstart"
 
@@ -41,10 +42,9 @@ def main(argv: list[str] | None = None) -> int:
             write(registry)
             return 0
         if options.judge:
-            codes = [judge(experiment, options.outputs) for experiment in chosen]
-            write(registry)
-            return 1 if 1 in codes else max(codes)
-        code = 0 if options.pages else _make(chosen, options.outputs, options.data, everything=EVERYTHING in options.names)
+            code = worst_code([judge(experiment, options.outputs) for experiment in chosen])
+        else:
+            code = 0 if options.pages else _make(chosen, options.outputs, options.data, everything=EVERYTHING in options.names)
         write(registry)
         return code
     except ExperimentError as error:
@@ -57,14 +57,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def _make(chosen: list[Experiment], outputs: Path, data: str, *, everything: bool) -> int:
     """The worst code of all; with `all`, what needs images is passed over where there are none."""
-    codes = [0]
+    codes = []
     for experiment in chosen:
         if everything and experiment.wants_data and not data:
             print(f"experiments: {experiment.name}: passed over: needs DATA=DIR", file=sys.stderr)
             continue
         codes.append(make(experiment, outputs, data))
         print(f"experiments: {experiment.name}: kept in {experiment.folder.relative_to(ROOT)}", file=sys.stderr)
-    return 1 if 1 in codes else max(codes)
+    return worst_code(codes)
 
 
 def _estimate(chosen: list[Experiment], data: str) -> None:

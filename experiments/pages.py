@@ -67,8 +67,7 @@ class Kept:
 
     @property
     def commit(self) -> str:
-        found = str((self.stamp or self.environment or {}).get("commit") or (self.environment or {}).get("git_revision") or "not recorded")
-        return found[:10] + ("-dirty" if found.endswith("-dirty") else "")
+        return abbreviated((self.stamp or self.environment or {}).get("commit") or (self.environment or {}).get("git_revision") or "not recorded")
 
     @property
     def date(self) -> str:
@@ -92,6 +91,11 @@ def _in_table(path: Path) -> Counter[str]:
         return Counter()
     with path.open(encoding="utf-8", newline="") as file:
         return Counter(row["verdict"] for row in csv.DictReader(file))
+
+
+def abbreviated(commit: str) -> str:
+    """Ten digits of a commit, and whether the tree had changes that it has not."""
+    return commit[:10] + ("-dirty" if commit.endswith("-dirty") else "")
 
 
 def state(experiment: Experiment, kept: Kept) -> str:
@@ -138,7 +142,7 @@ def _stamp(experiment: Experiment, kept: Kept) -> list[str]:
     cpu = environment["cpu"]
     rows = {
         "runs": kept.runs,
-        "verdicts": kept.judged + (f", judged anew at `{kept.stamp['judged'][:10]}`" if "judged" in kept.stamp else ""),
+        "verdicts": kept.judged + (f", judged anew at `{abbreviated(kept.stamp['judged'])}`" if "judged" in kept.stamp else ""),
         "commit": f"`{kept.commit}`, ecrl {environment['ecrl']}, torch {environment['packages'].get('torch', '-')}",
         "made": kept.date,
         "machine": f"{cpu['model']}, {cpu['logical']} cores, {human_bytes(environment['memory_bytes'])}, {len(environment['gpus'])} GPUs",

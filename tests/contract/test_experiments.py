@@ -206,7 +206,7 @@ def stamped(kept: Path, **changes: str) -> dict[str, Any]:
     return document
 
 
-def test_where_only_the_judge_has_changed_the_same_runs_are_judged_anew(made: Path, tmp_path: Path) -> None:
+def test_where_only_the_judge_has_changed_the_same_runs_are_judged_anew(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is spoilt meanwhile shows that they are; what the machine did when they were made stays."""
     subprocess.run(["cp", "-a", *(str(made / name) for name in ("outputs", "results")), str(tmp_path)], check=True)
     kept = tmp_path / "results" / "small"
@@ -216,6 +216,12 @@ def test_where_only_the_judge_has_changed_the_same_runs_are_judged_anew(made: Pa
     after = json.loads((kept / "stamp.json").read_text(encoding="utf-8"))
     assert not changed(after, small()) and after["sessions"] == before["sessions"] and after["commit"] == before["commit"]
     assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", after["judged"])
+    dirty = after["judged"].removesuffix("-dirty") + "-dirty"
+    (kept / "stamp.json").write_text(json.dumps(after | {"judged": dirty}), encoding="utf-8")
+    monkeypatch.setattr(Experiment, "folder", kept)
+    monkeypatch.setattr("experiments.pages.ROOT", tmp_path)
+    assert f"| verdicts | 2 valid, judged anew at `{dirty[:10]}-dirty` |" in page(small())
+    (kept / "stamp.json").write_text(json.dumps(after), encoding="utf-8")
     spoil(next((tmp_path / "outputs").glob("small/*-blk-*/logs/attempt-00/rank1.jsonl")))
     assert judge(small(), tmp_path / "outputs", tmp_path / "results") == 1
     assert sorted(json.loads((kept / "result.json").read_text(encoding="utf-8"))["verdicts"].values()) == ["invalid", "valid"]
