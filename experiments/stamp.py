@@ -4,7 +4,8 @@ A result is stale where the code that makes and judges its records has changed s
 made, is held against the tree's. Docstrings do not count. Nor does what only shows or explains a result (`report`, `cli`, `audit`, the recorder),
 nor `studies` and `replication` for one that is no study; of a study only the files count that it reaches (`reached`). Results kept before there were
 such digests are held against their environment's digest of all source. For a result that was made without a GPU, what only a GPU runs does not
-count: modules named `*_gpu.py`, and the bodies of `if ... .type == "cuda":`.
+count: modules named `*_gpu.py`, and the bodies of `if ... .type == "cuda":`. Of the judge it does not count where in a file, or when, something is
+imported: that changes how fast `ecrl verify` starts, which no result measures, and no verdict.
 """
 
 from __future__ import annotations
@@ -50,23 +51,24 @@ def code_digests(studies: tuple[str, ...] = (), *, gpu: bool = False) -> dict[st
     rooms = {path.name: path for path in sorted(PACKAGE.iterdir()) if path.is_dir()}
     of_room = {name: {file for file in files if file.is_relative_to(folder)} for name, folder in rooms.items()}
     of_room[PACKAGE.name] = {file for file in files if file.parent == PACKAGE}
-    found = {name: _digest(rooms.get(name, PACKAGE), inside, gpu=gpu) for name, inside in of_room.items() if inside}
+    found = {name: _digest(rooms.get(name, PACKAGE), inside, gpu=gpu, judge=name in JUDGES) for name, inside in of_room.items() if inside}
     return found | {CONF: _digest(ROOT / CONF, configurations, gpu=gpu)}
 
 
-def _digest(folder: Path, files: Iterable[Path], *, gpu: bool) -> str:
+def _digest(folder: Path, files: Iterable[Path], *, gpu: bool, judge: bool = False) -> str:
     digest = hashlib.sha256()
     for path in sorted(files):
         content = path.read_bytes()
-        meant = bare(content, gpu=gpu) if path.suffix == ".py" else content
+        meant = bare(content, gpu=gpu, judge=judge) if path.suffix == ".py" else content
         digest.update(f"{path.relative_to(folder)}\0{hashlib.sha256(meant).hexdigest()}\n".encode())
     return digest.hexdigest()
 
 
-def bare(source: bytes, *, gpu: bool = False) -> bytes:
-    """`source` without its docstrings and empty lines, none of which changes a result; unless `gpu`, also without what only a GPU runs. (Of comments
-    it would take several seconds to tell.)"""
+def bare(source: bytes, *, gpu: bool = False, judge: bool = False) -> bytes:
+    """`source` without its docstrings and empty lines, none of which changes a result; unless `gpu`, also without what only a GPU runs; of a `judge`
+    with all imports at its top, sorted. (Of comments it would take several seconds to tell.)"""
     lines = source.splitlines()
+    imports: list[bytes] = []
     due: list[ast.AST] = [ast.parse(source)]
     while due:
         node = due.pop()
@@ -79,14 +81,29 @@ def bare(source: bytes, *, gpu: bool = False) -> bytes:
         if not gpu and isinstance(node, ast.If) and _asks_for_gpu(node):
             last = node.end_lineno or node.lineno
             lines[node.lineno - 1 : last] = [b""] * (last - node.lineno + 1)
+        if judge and isinstance(node, ast.Import | ast.ImportFrom):
+            imports.append(ast.unparse(node).encode())
+        if judge and (isinstance(node, ast.Import | ast.ImportFrom) or _only_imports(node)):
+            last = node.end_lineno or node.lineno
+            lines[node.lineno - 1 : last] = [b""] * (last - node.lineno + 1)
         due += inner
-    return b"\n".join(line for line in lines if line.strip())
+    return b"\n".join([*sorted(imports), *(line for line in lines if line.strip())])
 
 
 def _asks_for_gpu(node: ast.If) -> bool:
     """Whether it is `if a.b.type == "cuda":` and no more: a test that calls something runs on the CPU too."""
-    calls = any(isinstance(each, ast.Call | ast.NamedExpr) for each in ast.walk(node.test))
-    return isinstance(node.test, ast.Compare) and not calls and not node.orelse and ast.unparse(node.test).endswith(".type == 'cuda'")
+    return isinstance(node.test, ast.Compare) and not _calls(node.test) and not node.orelse and ast.unparse(node.test).endswith(".type == 'cuda'")
+
+
+def _only_imports(node: ast.AST) -> bool:
+    """Whether it is an `if` that calls nothing, around imports alone."""
+    if not isinstance(node, ast.If) or node.orelse or _calls(node.test):
+        return False
+    return all(isinstance(each, ast.Import | ast.ImportFrom) for each in node.body)
+
+
+def _calls(test: ast.expr) -> bool:
+    return any(isinstance(each, ast.Call | ast.NamedExpr) for each in ast.walk(test))
 
 
 def changed(stamp: Mapping[str, Any], experiment: Experiment, now: Mapping[str, str] | None = None) -> list[str]:

@@ -442,6 +442,17 @@ def test_a_docstring_makes_no_result_stale_and_a_change_of_code_does() -> None:
     assert bare(text) != bare(text.replace(b"two", b"three")), "a string that is a value counts"
 
 
+def test_where_a_judge_imports_something_does_not_count_and_what_it_imports_does() -> None:
+    at_top = b"import json\nfrom a import one, two\n\n\ndef f():\n    if g():\n        return two()\n    return one()\n"
+    late = (
+        b"import json\n\n\ndef f():\n    if A:\n        from a import one, two  # imports much\n    if g():\n        return two()\n    return one()\n"
+    )
+    assert bare(at_top, judge=True) == bare(late, judge=True) and bare(at_top) != bare(late)
+    assert bare(late, judge=True) != bare(late.replace(b"from a ", b"from b "), judge=True)
+    assert bare(late, judge=True) != bare(late.replace(b"return two()", b"return one()"), judge=True)
+    assert bare(late, judge=True) != bare(late.replace(b"if A:", b"if A():"), judge=True)
+
+
 def test_what_only_a_gpu_runs_counts_only_for_a_result_made_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "src" / "ecrl_cli" / "checkpoint"
     folder.mkdir(parents=True)

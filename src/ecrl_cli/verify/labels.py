@@ -13,7 +13,6 @@ from typing import Any
 
 import yaml
 
-from ecrl_cli.config.build import name_the_suite
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import RecordError, plural, shown
 from ecrl_cli.records.journal import read_json
@@ -84,6 +83,8 @@ def _named_by_its_parts(config: RunConfig, folder: Path) -> str | None:
         return None
     words = overrides if isinstance(overrides, list) else []
     typed = {word.partition("=")[0].lstrip("+") for word in words if isinstance(word, str)} & {"schedule", "suite_name"}
+    if typed == {"schedule"}:
+        from ecrl_cli.config.build import name_the_suite  # imports omegaconf, which no other run needs
     return name_the_suite(config, frozenset(typed)).suite_name if typed == {"schedule"} else None
 
 
