@@ -167,7 +167,7 @@ def test_a_batch_is_compared_with_what_was_typed_where_only_the_steps_are_scaled
     ("overrides", "named", "said"),
     [
         (["+suite=mine", "schedule=between", "seed=7"], "fake-small_cnn-between", ""),
-        (["+suite=mine", "schedule=between"], "fake-small_cnn-late", "suite_name is 'fake-small_cnn-late' in config.json, 'fake-small_cnn-between'"),
+        (["+suite=mine", "schedule=between"], "fake-small_cnn-late", "in config.json, 'fake-small_cnn-between' by .hydra/overrides.yaml"),
         (["+suite=mine", "schedule=between", "suite_name=mine"], "fake-small_cnn-between", "in config.json, 'mine' in .hydra/config.yaml"),
         (["+suite=mine"], "fake-small_cnn-between", "in config.json, 'mine' in .hydra/config.yaml"),
         (None, "fake-small_cnn-between", "in config.json, 'mine' in .hydra/config.yaml"),

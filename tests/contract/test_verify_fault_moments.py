@@ -151,6 +151,25 @@ def test_of_two_that_are_killed_at_once_either_may_be_noticed_first(blk: RunReco
     assert judged(both_killed(blk, rank=rank)).status == VALID
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("supervisor", "entry 1 (supervisor) ended the supervisor session, and no other followed"),
+        ("term", "entry 1 told the supervisor to stop in attempt 0, and its session received no signal"),
+    ],
+)
+@pytest.mark.parametrize(("apart_s", "owed"), [(0.0, False), (0.9, False), (1.1, True)])
+def test_who_hits_the_supervisor_may_be_ended_first_by_a_death_at_the_same_time(
+    blk: RunRecords, kind: str, words: str, apart_s: float, owed: bool
+) -> None:
+    """Rank 0 had claimed its failure when rank 1 was killed, and was ended with the attempt before it could send the signal."""
+    first, _ = blk.fired
+    beside = replace(first, index=1, rank=0, kind=kind, at=first.at - apart_s)
+    finding = judged(sessions(planned(replace(blk, fired=(first, beside)), "kill@9:1", f"{kind}@9:0"), 0, signals=()))
+    assert any(words in text for text in (finding.message, *finding.evidence)) is owed, finding
+    assert finding.status == (INVALID if apart_s else VALID)  # one of an earlier instant also fired before its step was logged
+
+
 def test_an_end_that_neither_of_two_explains_is_told_of_both(blk: RunRecords) -> None:
     finding = judged(both_killed(blk, rank=1, signal=11))
     for words in ("entry 0 (kill of rank 1) is not how attempt 0 died", "entry 1 (kill of rank 0) is not how attempt 0 died"):

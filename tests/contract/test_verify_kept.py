@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from ecrl_cli.history.load import RunRecords, load
-from ecrl_cli.records.events import CheckpointLine, InjectedFault
+from ecrl_cli.records.events import CheckpointLine, InjectedFault, PlannedFailure
 from ecrl_cli.verify.checkpoint_lines import _check_fields
 from ecrl_cli.verify.checkpoints import checkpoints_accounted, no_acknowledged_loss
 from ecrl_cli.verify.clocks import Instant, _check_agreement
@@ -186,19 +186,30 @@ def test_the_code_of_each_attempt_is_told_where_it_changed(runs: dict[str, RunRe
     )
 
 
-@pytest.mark.parametrize(("at", "before", "after"), [(1.0, [1.0, 2.0], [-3.0]), (5.0, [-3.0, -2.0], [1.0])])
-def test_a_fault_of_the_writer_lies_between_the_lines_of_its_save(at: float, before: list[float], after: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("point", "at", "before", "after"),
+    [
+        ("half_part", 1.0, [1.0, 2.0], [-3.0]),
+        ("half_part:model", 5.0, [-3.0, -2.0], [1.0]),
+        ("after_root_sync", 5.0, [-3.0, -2.0], [1.0]),
+        ("", 5.0, [-3.0, -2.0], [1.0]),
+        ("before_pointer", 5.0, [-3.0, -2.0], []),
+        ("after_trash", 5.0, [-3.0, -2.0], []),
+    ],
+)
+def test_a_fault_of_the_writer_lies_between_the_lines_of_its_save(point: str, at: float, before: list[float], after: list[float]) -> None:
     """Submitted at 2, received at 3, committed at 4; the save of another step is none of it."""
     instants = {"submitted": 2.0, "received": 3.0, "released": 3.5, "committed": 4.0}
     lines = [CheckpointLine(name, step, 0, instant, 0.0) for step in (6, 12) for name, instant in instants.items()]
     run = SimpleNamespace(logs=lambda attempt: SimpleNamespace(checkpoints=SimpleNamespace(events=lines)))
     case = cast(Case, SimpleNamespace(run=run))
-    found = _beside_save(case, InjectedFault(0, "writer", 0, 6, 0, at, at, at_step=6))
+    entry = PlannedFailure(0, "writer", 0, 6, moment="save", point=point)
+    found = _beside_save(case, InjectedFault(0, "writer", 0, 6, 0, at, at, at_step=6), entry)
     assert [by for by, _ in found] == [*before, *after]
     assert [text for _, text in found] == [
         "before step 6 was submitted",
         "before step 6 was received",
-        "after the save of step 6 had ended (committed)",
+        *["after the save of step 6 had ended (committed)" for _ in after],
     ]
 
 

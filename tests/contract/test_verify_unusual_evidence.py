@@ -51,6 +51,7 @@ from tests.runs.changed import appended, attempts, configured, event, kept, left
 from tests.runs.spoilt_clocks import refold
 from tests.runs.spoilt_states import build_states
 from tests.runs.survived import build_lossy
+from tests.unit.checkpoint_support import CONFIG, commit, store_at
 
 
 @pytest.fixture(scope="module")
@@ -399,6 +400,24 @@ def test_each_checkpoint_that_was_set_aside_is_examined_also_where_two_are_of_on
     flip(layout.checkpoints / ".rejected_step_00000012.1badcafe" / "model.safetensors")
     found = quarantined(load(layout))
     assert [(each.path[-8:], each.step, each.report.ok) for each in found] == [("0badcafe", 12, True), ("1badcafe", 12, False)]
+
+
+@pytest.mark.parametrize(("copies", "ok"), [((".safetensors",), False), ((".safetensors", ".json"), True), ((".json",), False)])
+def test_half_a_file_that_was_set_aside_is_not_completed_by_a_later_save(copies: tuple[str, ...], ok: bool, sweep: Path, tmp_path: Path) -> None:
+    """The writer was killed between its two renames, and the step saved again: what lies under the step's own names is another save's."""
+    layout = copied(sweep, "blk", tmp_path)
+    shutil.rmtree(layout.checkpoints)
+    layout.checkpoints.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ecrl_cli.verify.disk_state.integrity_config", lambda records, contents: CONFIG.integrity)
+        store = store_at(layout.root, CONFIG)
+        saved = commit(store, 12, single=True).path
+        store.close()
+        for suffix in copies:
+            shutil.copyfile(saved.with_suffix(suffix), saved.with_name(f".rejected_{saved.stem}.0badcafe{suffix}"))
+        (found,) = quarantined(load(layout))
+    assert (found.step, found.report.ok) == (12, ok), found.report
+    assert found.path == f"checkpoints/.rejected_step_00000012.0badcafe{min(copies)}"
 
 
 def test_a_run_beside_whose_configuration_cannot_be_read_is_no_evidence(sweep: Path, tmp_path: Path) -> None:

@@ -109,12 +109,14 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordedFault:
-    """An injected failure in the records of its run, for `trace`. `explained`: whether other injected failures explain the end of its attempt."""
+    """An injected failure in the records of its run, for `trace`. `explained`: whether injected failures explain the end of its attempt; `cut_short`:
+    whether another one does that was injected at the same time, so that the attempt may have been ended before this one struck."""
 
     run: RunRecords
     fired: InjectedFault
     planned: PlannedFailure
     explained: bool = False
+    cut_short: bool = False
 
     @property
     def config(self) -> RunConfig:

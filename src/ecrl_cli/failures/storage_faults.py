@@ -51,6 +51,11 @@ _CHANGING = ("mkdir", "rename", "replace", "unlink", "rmdir", "symlink", "trunca
 MAX_FLIPS = 8  # bytes
 
 
+def acknowledges_after(point: str) -> bool:
+    """Whether a save is acknowledged only after it has passed `point` (empty: its start)."""
+    return not point or point.partition(":")[0] in _BEFORE_ACKNOWLEDGED
+
+
 class SaveFault(FaultKind):
     """A failure of one save."""
 
@@ -117,8 +122,8 @@ class KilledWriter(SaveFault):
 
     def wrong_end(self, end: CheckpointLine, entry: PlannedFailure, completed: bool) -> str | None:
         committed = end.event == "committed" and end.reason is None
-        before = entry.point.partition(":")[0] in _BEFORE_ACKNOWLEDGED
-        return "was committed by the writer that had been killed" if before and committed else None
+        committed_first = committed and acknowledges_after(entry.point)
+        return "was committed by the writer that had been killed" if committed_first else None
 
 
 class FailedCall(SaveFault):

@@ -98,7 +98,7 @@ class Term(FaultKind):
         if a is None:
             return
         who, session = f"entry {fault.fired.index} told the supervisor to stop", fault.run.session_of(a)
-        if session and session.signals is not None and signal.SIGTERM not in session.signals:
+        if session and session.signals is not None and signal.SIGTERM not in session.signals and not fault.cut_short:
             yield Problem(f"{who} in attempt {a.attempt}, and its session received {list(session.signals) or 'no signal'}")
         if not was_stopped(fault.run.attempts, a) and not fault.explained:
             yield Problem(f"{who} in attempt {a.attempt}, which {a.outcome}: {how_it_ended(a)}")

@@ -29,6 +29,7 @@ from ecrl_cli.records.state_digests import recorded_by_rank
 from ecrl_cli.storage.fs import PosixFs
 
 _QUARANTINED_NAME = re.compile(rf"^{re.escape(REJECTED_PREFIX)}(step_([0-9]{{8}}))\.([0-9a-f]+)(\.safetensors|\.pt|\.json)?\Z")
+_SUFFIXES = ("", ".safetensors", ".pt", ".json")
 
 
 @dataclass(frozen=True)
@@ -122,20 +123,22 @@ def quarantined(records: RunRecords) -> tuple[Quarantined, ...]:
     """All quarantined checkpoints, ordered by name. A single file and its sidecar count as one."""
     folder = records.layout.checkpoints
     names = sorted(path.name for path in folder.iterdir()) if is_folder(folder) else []
-    parts: dict[tuple[str, str], dict[str, str]] = {}
+    there: dict[tuple[str, str], list[str]] = {}
     for name in names:
         if match := _QUARANTINED_NAME.match(name):
-            parts.setdefault((match[1], match[3]), {})[f"{match[1]}{match[4] or ''}"] = name
+            there.setdefault((match[1], match[3]), []).append(match[4] or "")
     config = integrity_config(records, contents=True)
     found = []
-    for (stem, _), aliases in parts.items():
+    for (stem, mark), suffixes in there.items():
+        # Also names that are not there: a later save of that step has them, and they are not this one's.
+        aside = {f"{stem}{suffix}": f"{REJECTED_PREFIX}{stem}.{mark}{suffix}" for suffix in _SUFFIXES}
+        path = folder / aside[f"{stem}{min(suffixes)}"]
         if config.checkpointer:
-            report = examine_step(folder / min(aliases.values()), int(stem[5:]), config, PosixFs())
-            found.append(Quarantined(records.layout.relative(folder / min(aliases.values())), int(stem[5:]), report))
-            continue
-        first = next((name for name in aliases if not name.endswith(".json")), f"{stem}.safetensors")
-        report = verify_checkpoint(folder / first, config, _RenamedFs(folder, aliases))
-        found.append(Quarantined(records.layout.relative(folder / min(aliases.values())), int(stem[5:]), report))
+            report = examine_step(path, int(stem[5:]), config, PosixFs())
+        else:
+            suffix = next((each for each in suffixes if each != ".json"), ".safetensors")
+            report = verify_checkpoint(folder / f"{stem}{suffix}", config, _RenamedFs(folder, aside))
+        found.append(Quarantined(records.layout.relative(path), int(stem[5:]), report))
     return tuple(found)
 
 

@@ -12,6 +12,7 @@ from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 _INSIDE = ("forward", "backward", "optimizer")
+_CLAIMED_S = 1.0  # between the claim of a failure, which is synced to the disk, and the failure itself
 
 
 def ends_attempt(entry: PlannedFailure, case: Case) -> bool:
@@ -28,20 +29,22 @@ def check_effect(case: Case, fired: InjectedFault, entry: PlannedFailure, notes:
     if a is None and entry.moment != "rest":  # between two attempts: the next one may never have begun
         notes.broken(f"entry {fired.index} fired in attempt {fired.attempt}, which supervisor.json does not know")
         return
-    explained = False
+    explained = cut_short = False
     if a and ends_attempt(entry, case):
         final = case.run.logs(a.attempt).final
         if entry.moment == "wall" and final and final.at <= fired.at:
             return  # it fired after the final record was written, before the last process had exited
-        explained = any(_ended_by(case, a, f, e) for f, e in _fatal(case, a, fired, entry))
+        explaining = [f for f, e in _fatal(case, a, fired, entry) if _ended_by(case, a, f, e)]
+        explained = bool(explaining)
+        cut_short = any(f is not fired and abs(f.at - fired.at) <= _CLAIMED_S for f in explaining)
         if not kind.graceful:
-            _check_end(case, a, fired, explained, notes)
+            _check_end(case, a, fired, explained, cut_short, notes)
             _check_place(case, a, fired, entry, notes)
-    for problem in kind.trace(RecordedFault(case.run, fired, entry, explained)):
+    for problem in kind.trace(RecordedFault(case.run, fired, entry, explained, cut_short)):
         (notes.broken if problem.proven else notes.missing)(problem.text)
 
 
-def _check_end(case: Case, a: Attempt, fired: InjectedFault, explained: bool, notes: FindingBuilder) -> None:
+def _check_end(case: Case, a: Attempt, fired: InjectedFault, explained: bool, cut_short: bool, notes: FindingBuilder) -> None:
     who = f"entry {fired.index}"
     if a.outcome in ("completed", "resized"):
         notes.broken(f"{who} fired in attempt {a.attempt}, which {'completed' if a.outcome == 'completed' else 'ended well to be resized'}")
@@ -52,7 +55,7 @@ def _check_end(case: Case, a: Attempt, fired: InjectedFault, explained: bool, no
     if a.outcome == "hung" and a.hang is None:
         notes.broken(f"{who}: attempt {a.attempt} hung, and no hang is on record")
     ends_supervisor = recorded_kind(fired.kind).supervisor_exit is not None
-    if ends_supervisor and case.completed and not any(later.session > a.session for later in case.attempts):
+    if ends_supervisor and case.completed and not cut_short and not any(later.session > a.session for later in case.attempts):
         notes.broken(f"{who} ({fired.kind}) ended the supervisor session, and no other followed")
 
 

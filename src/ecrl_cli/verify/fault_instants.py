@@ -10,6 +10,7 @@ from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import shown
 from ecrl_cli.failures.fault_kind import recorded_kind
 from ecrl_cli.failures.fault_log import fired_indices
+from ecrl_cli.failures.storage_faults import acknowledges_after
 from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.records.state_digests import recorded_by_rank
 from ecrl_cli.verify.verdict import SHOWN, FindingBuilder
@@ -157,7 +158,7 @@ def _beside_lines(case: Case, fired: InjectedFault, entry: PlannedFailure) -> li
     """By how many seconds it is dated before the step that it waited for, or after its target's next one, with a description."""
     saves = entry.moment == "save"
     if saves and strategy_of(case.run.stored.config).background:
-        return _beside_save(case, fired)  # the background writer is another process; it and the ranks do not wait for each other
+        return _beside_save(case, fired, entry)  # the background writer is another process; it and the ranks do not wait for each other
     lines = case.run.logs(fired.attempt).ranks.get(0 if saves else fired.rank)
     by_step = {line.global_step: line.at for line in lines.events} if lines else {}
     if entry.moment in STARTING:
@@ -173,10 +174,13 @@ def _beside_lines(case: Case, fired: InjectedFault, entry: PlannedFailure) -> li
     return found
 
 
-def _beside_save(case: Case, fired: InjectedFault) -> list[tuple[float, str]]:
-    """As `_beside_lines`, for a fault of the background writer: it hits a save that was submitted and has not ended."""
+def _beside_save(case: Case, fired: InjectedFault, entry: PlannedFailure) -> list[tuple[float, str]]:
+    """As `_beside_lines`, for a fault of the background writer: it hits a save that was submitted and has not ended. The points that follow the
+    acknowledgement (pointers, retention) are passed after `committed` is logged."""
     lines = [line for line in case.run.logs(fired.attempt).checkpoints.events if line.global_step == fired.at_step]
     found = [(line.at - fired.at, f"before step {fired.at_step} was {line.event}") for line in lines if line.event in ("submitted", "received")]
+    if not acknowledges_after(entry.point):
+        return found
     return found + [
         (fired.at - line.at, f"after the save of step {fired.at_step} had ended ({line.event})") for line in lines if line.event in CHECKPOINT_ENDS
     ]

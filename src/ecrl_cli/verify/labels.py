@@ -23,6 +23,7 @@ from ecrl_cli.verify.verification_input import Case
 
 _COMPOSED, _OVERRIDES = "config.yaml", "overrides.yaml"
 _MAX_COMPOSED = 2**18
+_UNREADABLE = (RecordError, yaml.YAMLError, ValueError, OSError)
 _INTERPOLATION = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 # Keys that neither a scale nor a variant changes: the values composed by Hydra are those of the run.
 _AS_TYPED = (
@@ -57,17 +58,18 @@ def _check_composed(case: Case, notes: FindingBuilder) -> None:
     if not is_folder(folder) or not (folder / _COMPOSED).exists():
         return  # recorded without Hydra
     try:
-        composed = yaml.load(read_whole(folder / _COMPOSED, _MAX_COMPOSED), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (RecordError, yaml.YAMLError, ValueError, OSError) as error:
+        composed = _loaded(folder / _COMPOSED)
+    except _UNREADABLE as error:
         notes.missing(f".hydra/{_COMPOSED} cannot be read: {type(error).__name__}")
         return
     stored = read_json(case.run.layout.config)["config"]
     named = _named_by_its_parts(case.run.stored.config, folder)
     for key in (*_AS_TYPED, *_NAMES, *_unscaled(case.run.stored.config)):
-        ours, theirs = _at(stored, key), named if named and key == "suite_name" else _resolved(composed, key)
+        theirs, where = (named, f"by .hydra/{_OVERRIDES}") if named and key == "suite_name" else (_resolved(composed, key), f"in .hydra/{_COMPOSED}")
+        ours = _at(stored, key)
         if None in (ours, theirs) or _alike(ours, theirs):
             continue
-        text = f"{key} is {shown(str(ours))} in config.json, {shown(str(theirs))} in .hydra/{_COMPOSED}"
+        text = f"{key} is {shown(str(ours))} in config.json, {shown(str(theirs))} {where}"
         if key in _NAMES:
             notes.missing(f"{text}: which of them the run was made under is not known")
         else:
@@ -78,14 +80,21 @@ def _named_by_its_parts(config: RunConfig, folder: Path) -> str | None:
     """The suite's name where a typed schedule replaced the suite's own (`+suite=cifar10-r18-late schedule=between`): ECRL then names the suite anew,
     and Hydra's composed configuration still has the old name. None where that was not typed, or what was typed is not on record."""
     try:
-        overrides = yaml.load(read_whole(folder / _OVERRIDES, _MAX_COMPOSED), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (RecordError, yaml.YAMLError, ValueError, OSError):
+        overrides = _loaded(folder / _OVERRIDES)
+    except _UNREADABLE:
         return None
     words = overrides if isinstance(overrides, list) else []
     typed = {word.partition("=")[0].lstrip("+") for word in words if isinstance(word, str)} & {"schedule", "suite_name"}
-    if typed == {"schedule"}:
-        from ecrl_cli.config.build import name_the_suite  # imports omegaconf, which no other run needs
-    return name_the_suite(config, frozenset(typed)).suite_name if typed == {"schedule"} else None
+    if typed != {"schedule"}:
+        return None
+    from ecrl_cli.config.build import name_the_suite  # imports omegaconf, which no other run needs
+
+    return name_the_suite(config, frozenset(typed)).suite_name
+
+
+def _loaded(path: Path) -> Any:
+    """The YAML document in `path`; one of `_UNREADABLE` if there is none."""
+    return yaml.load(read_whole(path, _MAX_COMPOSED), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def _unscaled(config: RunConfig) -> Iterator[str]:
