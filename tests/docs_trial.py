@@ -38,7 +38,8 @@ NOT_HERE = {
     r"nightly|OTHER_SWEEP|KEY_FILE|A/checkpoints": "files of the reader's",
     r"fish": "another shell",
 }
-EXPECTED = {r"--bug ": 1, r"--steps 600,800": 3}  # an audit that finds the planted bug; steps of which quickstart has no checkpoint
+# An audit that finds the planted bug; steps of which quickstart has no checkpoint; the report on a run that restored damaged bytes.
+EXPECTED = {r"--bug ": 1, r"--steps 600,800": 3, r"report outputs/damaged": 1}
 
 
 def commands(page: Path) -> Iterator[tuple[str, str]]:

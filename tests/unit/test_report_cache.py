@@ -245,7 +245,8 @@ def test_a_page_opens_with_what_broke(sweep: Path) -> None:
     made = report([sweep], judging=Judging(anew=True))
     opening = made.page.read_text().partition('<div class="answer">')[2].partition("</p>")[0]
     assert "blk broke same-trajectory: the first differing step is step 21 at the latest, component loss (rank 1: 0.1 for 0.733" in opening
-    assert "it broke records-consistent too. Likely cause: records contradict one another, so they were edited or are incomplete." in opening
+    cause = "records contradict one another, so they were edited or are incomplete (the lines of rank 1 up to step 24 are not those that checkpoints/"
+    assert f"it broke records-consistent too. Likely cause: {cause}step_00000024 was taken after)." in opening
     assert made.text.startswith("blk broke same-trajectory: the first differing step is step 21")
 
 

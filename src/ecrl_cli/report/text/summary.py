@@ -89,14 +89,20 @@ def broken(comparison: Comparison) -> list[str]:
     invalid = [run for run in comparison.runs if run.verdict.status == INVALID]
     named = []
     for run in invalid[:MOST_BROKEN]:
-        wrong = {finding.promise: finding.message for finding in run.verdict.findings if finding.status == INVALID}
+        messages = {finding.promise: finding.message for finding in run.verdict.findings if finding.status == INVALID}
+        wrong = {name: short(message.removeprefix(f"Broke promise: {name} - "), 300) for name, message in messages.items()}
         promise = next(iter(wrong))
-        what = short(wrong[promise].removeprefix(f"Broke promise: {promise} - "), 300)
         also = f"; it broke {listed(list(wrong)[1:])} too" if len(wrong) > 1 else ""
-        cause = next((f" Likely cause: {words}." for name, words in CAUSES.items() if name in wrong), "")
-        named.append(f"{run.name} broke {promise}: {what}{also}.{cause}")
+        named.append(f"{run.name} broke {promise}: {wrong[promise]}{also}.{_likely_cause(wrong)}")
     more = len(invalid) - len(named)
     return [*named, f"{plural(more, 'more run')} broke a promise; the table of runs names them."] if more else named
+
+
+def _likely_cause(wrong: dict[str, str]) -> str:
+    """Which of the broken promises explains the others, with what is said of it, unless that is said already."""
+    cause = next((name for name in CAUSES if name in wrong), "")
+    said = "" if cause in ("", next(iter(wrong))) else f" ({wrong[cause]})"
+    return f" Likely cause: {CAUSES[cause]}{said}." if cause else ""
 
 
 def _what_ran(comparison: Comparison) -> str:
