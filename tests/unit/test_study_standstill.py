@@ -52,7 +52,9 @@ def trial_of(study: PreparedStudy, **facts: Any) -> Trial:
     return next(trial for trial in study.plan() if facts.items() <= trial.facts.items())
 
 
-@pytest.mark.parametrize("what", ["one rank skips a collective", "os._exit(0) early", "SIGSEGV", "a late writer wakes up", "a slow disk"])
+@pytest.mark.parametrize(
+    "what", ["one rank skips a collective", "os._exit(0) early", "SIGSEGV", "a late writer wakes up", "a slow disk", "SIGKILL of the agent"]
+)
 def test_what_stands_still_or_dies_ends_as_promised(hangs: PreparedStudy, what: str) -> None:
     found = hangs.run(trial_of(hangs, arm="case", what=what))
     assert found["good"] and not found["shared_memory"], found

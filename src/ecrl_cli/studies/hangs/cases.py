@@ -22,7 +22,6 @@ from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.fake_ranks.fake_rank import FakeRankScript
 from ecrl_cli.studies.fake_ranks.supervisor_harness import (
-    FAKE_RANK_MODULE,
     LIMIT_S,
     START_S,
     SupervisorHarness,
@@ -133,7 +132,7 @@ def agent(number: int, expected: list[str]) -> Callable[[SupervisorHarness, rand
         with harness.run(config, FakeRankScript(step_s=0.004)) as layout:
 
             def inject() -> None:
-                os.kill(processes.parent(_some_rank(layout)), number)
+                os.kill(_agent(layout), number)
 
             found = _ended(harness.supervise(config, layout, TriggeringUI(Trigger("training", rng.randrange(10, 40)), inject), "torchrun"), layout)
         return found | {"good": found["outcomes"] == expected and found["left"] == 0 and found["code"] == 0}
@@ -260,5 +259,8 @@ def _command(pid: int) -> str:
         return ""
 
 
-def _some_rank(layout: RunLayout) -> int:
-    return next(pid for pid in remaining(layout.root) if FAKE_RANK_MODULE in _command(pid) and "torch.distributed" not in _command(pid))
+def _agent(layout: RunLayout) -> int:
+    """The one process of the run that started others of it; this one, which started it, is not among them."""
+    there = remaining(layout.root)
+    (agent,) = {parent for pid in there if (parent := processes.parent(pid)) in there}
+    return agent
