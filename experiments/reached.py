@@ -13,12 +13,13 @@ from ecrl_cli.studies.frame.registry import module_of
 
 SOURCE = ROOT / "src"
 TRAINS = "training"  # a study that reaches this room trains as runs do, with whatever strategy, recovery, launcher or failure its configurations name
+STUDIES = "ecrl_cli.studies."
 TABLES = ("ecrl_cli.config", "ecrl_cli.studies.frame.registry")  # name all variants and studies there are; a study names in its code what it uses
 
 
 @cache
 def reached(study: str) -> frozenset[Path]:
-    """The files that `study` imports or starts as processes, directly or not; all of the package for one that trains as runs do."""
+    """The files that `study` imports or starts as processes, directly or not; for one that trains as runs do, all of the package but other studies."""
     modules = {_dotted(path): path for path in SOURCE.rglob("*.py")}
     package = module_of(study).removesuffix(".study")
     due, found = [name for name in modules if name == package or name.startswith(f"{package}.")], set[str]()
@@ -28,7 +29,7 @@ def reached(study: str) -> frozenset[Path]:
             found.add(name)
             due += [each for each in _named(name, modules[name]) if each in modules]
     if any(name.startswith(f"ecrl_cli.{TRAINS}.") for name in found):
-        return frozenset(modules.values())
+        return frozenset(path for name, path in modules.items() if name in found or not name.startswith(STUDIES))
     return frozenset(modules[name] for name in found)
 
 
