@@ -19,7 +19,7 @@ TABLES = ("ecrl_cli.config", "ecrl_cli.studies.frame.registry")  # name all vari
 
 @cache
 def reached(study: str) -> frozenset[Path]:
-    """The files that `study` imports or starts as processes, directly or not; for one that trains as runs do, all of the package but other studies."""
+    """The files that `study` imports or starts as processes, directly or not; where it trains as runs do, the whole package but other studies."""
     modules = {_dotted(path): path for path in SOURCE.rglob("*.py")}
     package = module_of(study).removesuffix(".study")
     due, found = [name for name in modules if name == package or name.startswith(f"{package}.")], set[str]()
