@@ -358,7 +358,7 @@ def test_a_study_counts_what_it_reaches() -> None:
     assert package / "supervision" / "run_lock.py" in writers, "it starts supervisors"
     others = {path for path in (package / "studies").rglob("*.py") if path not in soak}
     assert soak == set((ROOT / "src").rglob("*.py")) - others, "it trains as runs do, with whatever its configurations name"
-    assert package / "studies" / "hangs" / "cases.py" in others and package / "studies" / "frame" / "runner.py" in soak
+    assert package / "studies" / "hangs" / "cases.py" in others and package / "studies" / "frame" / "gates.py" in soak
 
 
 def test_a_study_counts_the_processes_that_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
