@@ -25,6 +25,7 @@ from ecrl_cli.config.conf_paths import conf_dir, groups
 from ecrl_cli.config.omegaconf_bridge import raw
 from ecrl_cli.config.scale import SCALED_IN_A_MATRIX
 from ecrl_cli.config.study import StudyConfig
+from ecrl_cli.data import preflight
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.studies.frame.registry import names
 from ecrl_cli.studies.frame.study import Record, StudyContext
@@ -183,6 +184,18 @@ def test_the_page_of_configuration_lists_every_option_of_every_group() -> None:
         assert group in rows, group
         missing = [option for option in options if f"`{option}`" not in rows[group]]
         assert not missing or group == "study", (group, missing)  # the studies have a page of their own
+
+
+def test_the_page_of_configuration_says_where_each_data_set_and_model_comes_from() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8").partition("## Where data and models come from")[2].partition("\n## ")[0]
+    rows = {match[1]: match[0] for match in re.finditer(r"^\| `(\w+)`.*$", text, re.MULTILINE)}
+    options = groups([conf_dir()])
+    assert {*rows} == {*options["dataset"]}
+    for name, archive in preflight.ARCHIVES.items():
+        assert f"`{archive.url}`, MD5 `{archive.md5}`" in rows[name]
+    assert preflight.TINY_URL in rows["tinyimagenet"] and f"{preflight.DIGITS_SIZE:,} samples" in rows["digits"]
+    assert all(part in rows["nt3"] for part in (preflight.NT3_URL, *preflight.NT3_FILES.values()))
+    assert [model for model in options["model"] if f"`{model}`" not in text] == []
 
 
 def test_the_page_of_commands_lists_every_promise() -> None:

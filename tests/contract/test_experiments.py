@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import tarfile
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from experiments.__main__ import main
 from experiments.make import Stopped, _keep, judge, make
 from experiments.pages import INDEX, Kept, index, page, state, with_state, without_state
 from experiments.reached import reached
-from experiments.registry import DATA_WORD, ROOT, Experiment, ExperimentError, Registry, read
+from experiments.registry import DATA_WORD, RESULTS, ROOT, Experiment, ExperimentError, Registry, read
 from experiments.stamp import BUSY, Session, bare, changed, code_digests, session, stamp
 from experiments.tables import KeptTable
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from ecrl_cli.records.digests import source_sha256
 from tests.conftest import run_ecrl
@@ -348,6 +351,17 @@ def test_a_change_of_code_changes_its_digest_alone(tmp_path: Path, monkeypatch: 
     (tmp_path / "src" / "ecrl_cli" / "training" / "step.py").write_text("a = 2\n", encoding="utf-8")
     after = code_digests.__wrapped__()
     assert {name for name in before if before[name] != after[name]} == {"training"} and {"report", "conf", "ecrl_cli"} <= set(before)
+
+
+def test_the_versions_that_are_pinned_are_those_quickstart_was_made_with_and_leave_no_dependency_out() -> None:
+    lines = (RESULTS / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines if not line.startswith("#"))}
+    assert all(pinned.values())
+    made_with = json.loads((RESULTS / "quickstart" / "environment.json").read_text(encoding="utf-8"))["packages"]
+    assert {name: pinned[canonicalize_name(name)] for name in made_with} == made_with, "write it anew: python -m pip freeze --exclude-editable"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for wanted in map(Requirement, project["dependencies"]):
+        assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), wanted
 
 
 def test_a_study_counts_what_it_reaches() -> None:

@@ -289,9 +289,12 @@ def test_the_real_command_sweeps_and_answers_as_json(tmp_path: Path, monkeypatch
     assert main(["study", "-m", "study=write-latency", "seed=1,2", *small, "--json"]) == 0
     answers = json.loads(capsys.readouterr().out)
     assert len(answers) == 2 and all(answer["complete"] and answer["exit_code"] == 0 for answer in answers.values())
-    (latency, _) = next(iter(answers.values()))["tables"]
+    latency, deployment = next(iter(answers.values()))["tables"]
     assert [row["mode"] for row in latency["rows"]] == ["unsafe", "atomic_nodirsync", "atomic_dirsync", "unsafe (again)"]
     assert all(row["n"] == 2 and 0 < row["p50"] <= row["p99"] for row in latency["rows"])
+    (durable,) = (row for row in deployment["rows"] if row["mode"] == "atomic_dirsync")
+    assert durable["published_interval_ppm"] == pytest.approx(20.27e-3 / 1800 * 1e6), "the study says about 0.001%: 10 millionths"
+    assert durable["interval_ppm"] == pytest.approx(durable["p99"] / 1800 * 1e6)
 
 
 def test_every_option_of_a_study_can_be_composed(capsys: pytest.CaptureFixture[str]) -> None:
