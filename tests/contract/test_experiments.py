@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import tarfile
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from packaging.utils import canonicalize_name
 from ecrl_cli.records.digests import source_sha256
 from tests.conftest import run_ecrl
 from tests.contract.test_docs_commands import CHECKED, blocks, check
+from tests.unit.test_metadata import PROJECT
 
 REGISTRY = read()
 EXPERIMENTS = REGISTRY.experiments
@@ -359,8 +359,7 @@ def test_the_versions_that_are_pinned_are_those_quickstart_was_made_with_and_lea
     assert all(pinned.values())
     made_with = json.loads((RESULTS / "quickstart" / "environment.json").read_text(encoding="utf-8"))["packages"]
     assert {name: pinned[canonicalize_name(name)] for name in made_with} == made_with, "write it anew: python -m pip freeze --exclude-editable"
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    for wanted in map(Requirement, project["dependencies"]):
+    for wanted in map(Requirement, PROJECT["dependencies"]):
         assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), wanted
 
 

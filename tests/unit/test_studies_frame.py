@@ -293,7 +293,7 @@ def test_the_real_command_sweeps_and_answers_as_json(tmp_path: Path, monkeypatch
     assert [row["mode"] for row in latency["rows"]] == ["unsafe", "atomic_nodirsync", "atomic_dirsync", "unsafe (again)"]
     assert all(row["n"] == 2 and 0 < row["p50"] <= row["p99"] for row in latency["rows"])
     (durable,) = (row for row in deployment["rows"] if row["mode"] == "atomic_dirsync")
-    assert durable["published_interval_ppm"] == pytest.approx(20.27e-3 / 1800 * 1e6), "the study says about 0.001%: 10 millionths"
+    assert durable["published_interval_ppm"] == pytest.approx(20.27e-3 / 1800 * 1e6), "the study says about 0.001%, which is 10 ppm"
     assert durable["interval_ppm"] == pytest.approx(durable["p99"] / 1800 * 1e6)
 
 
