@@ -41,7 +41,7 @@ def make(experiment: Experiment, outputs: Path, data: str, results: Path = RESUL
     if experiment.wants_data and not data:
         raise ExperimentError(f"{experiment.name}: needs real images: add DATA=DIR, a folder with cifar10/ and cifar100/ in it")
     sessions = _run(experiment, outputs, data)
-    return _kept(experiment, outputs, results, lambda run: stamp(run, sessions, tuple(experiment.studies) if experiment.is_study else ()))
+    return _kept(experiment, outputs, results, lambda run: stamp(run, sessions, experiment))
 
 
 def judge(experiment: Experiment, outputs: Path, results: Path = RESULTS) -> int:
@@ -58,7 +58,7 @@ def judge(experiment: Experiment, outputs: Path, results: Path = RESULTS) -> int
     made = {each["source_sha256"] for folder in experiment.folders(outputs) for each in _environments(folder)}
     if made != {before["source_sha256"]}:
         raise ExperimentError(f"{experiment.name}: the runs in {outputs} are not those that are kept; make it anew")
-    return _kept(experiment, outputs, results, lambda run: judged(before, gpu=bool(run["gpus"])))
+    return _kept(experiment, outputs, results, lambda run: judged(before, experiment, gpu=bool(run["gpus"])))
 
 
 def _kept(experiment: Experiment, outputs: Path, results: Path, stamped: Callable[[dict[str, Any]], dict[str, Any]]) -> int:

@@ -67,11 +67,13 @@ class Experiment:
 
     def given(self, outputs: Path, data: str) -> list[list[str]]:
         """The words of its commands after `ecrl`, with folders of this machine in them."""
-        found = []
-        for command, folder in zip(self.commands, self.folders(outputs), strict=True):
-            changed = {f"run_dir={run_dir(command)}": f"run_dir={folder}", DATA_WORD: f"dataset.root={data}"}
-            found.append([changed.get(word, word) for word in words(command)[1:]])
-        return found
+        places = {run_dir(command): folder for command, folder in zip(self.commands, self.folders(outputs), strict=True)}
+
+        def given(word: str) -> str:
+            key, _, value = word.partition("=")
+            return f"dataset.root={data}" if word == DATA_WORD else f"{key}={places[value]}" if value in places else word
+
+        return [[given(word) for word in words(command)[1:]] for command in self.commands]
 
 
 @dataclass(frozen=True)

@@ -39,13 +39,15 @@ BUSY = 0.05  # of the machine's processor time taken by other work: from there o
 
 
 @cache
-def code_digests(studies: tuple[str, ...] = (), *, gpu: bool = False) -> dict[str, str]:
-    """By room of the package, and for `conf`, a digest over names and contents; with `studies`, of what these reach and their own configurations.
-    `gpu`: with the code that only a GPU runs."""
+def code_digests(studies: tuple[str, ...] = (), *, runs: bool = False, gpu: bool = False) -> dict[str, str]:
+    """By room of the package, and for `conf`, a digest over names and contents; with `studies`, of what these reach and their own configurations,
+    and with `runs` of all that runs are made by as well. `gpu`: with the code that only a GPU runs."""
     files, configurations = set(PACKAGE.rglob("*.py")), set((ROOT / CONF).rglob("*.yaml"))
     if studies:
-        files &= frozenset[Path]().union(*map(reached, studies))
-        configurations &= {ROOT / CONF / "study.yaml", *(ROOT / CONF / "study" / f"{name}.yaml" for name in studies)}
+        of_runs = {file for file in files if file.relative_to(PACKAGE).parts[0] not in OF_STUDIES} if runs else set()
+        files &= frozenset[Path](of_runs).union(*map(reached, studies))
+        apart = {path for path in configurations if path.parent.name == "study"} if runs else configurations - {ROOT / CONF / "study.yaml"}
+        configurations -= apart - {ROOT / CONF / "study" / f"{name}.yaml" for name in studies}
     if not gpu:
         files = {file for file in files if not file.stem.endswith("_gpu")}
     rooms = {path.name: path for path in sorted(PACKAGE.iterdir()) if path.is_dir()}
@@ -53,6 +55,13 @@ def code_digests(studies: tuple[str, ...] = (), *, gpu: bool = False) -> dict[st
     of_room[PACKAGE.name] = {file for file in files if file.parent == PACKAGE}
     found = {name: _digest(rooms.get(name, PACKAGE), inside, gpu=gpu, judge=name in JUDGES) for name, inside in of_room.items() if inside}
     return found | {CONF: _digest(ROOT / CONF, configurations, gpu=gpu)}
+
+
+def digests_of(experiment: Experiment, *, gpu: bool) -> dict[str, str]:
+    """Of the code that `experiment` depends on: by its studies, its runs, or both."""
+    if not experiment.studies:
+        return code_digests(gpu=gpu)
+    return code_digests(tuple(experiment.studies), runs=not experiment.is_study, gpu=gpu)
 
 
 def _digest(folder: Path, files: Iterable[Path], *, gpu: bool, judge: bool = False) -> str:
@@ -109,7 +118,7 @@ def _calls(test: ast.expr) -> bool:
 def changed(stamp: Mapping[str, Any], experiment: Experiment, now: Mapping[str, str] | None = None) -> list[str]:
     """The rooms that count for `experiment` and have changed since `stamp`; empty for a fresh result."""
     if now is None:
-        now = code_digests(tuple(experiment.studies) if experiment.is_study else (), gpu=bool(stamp.get("machine", {}).get("gpus")))
+        now = digests_of(experiment, gpu=bool(stamp.get("machine", {}).get("gpus")))
     studies = frozenset[str]() if experiment.studies else OF_STUDIES
     passed_over = SHOWN_ONLY - {"audit"} if experiment.is_study else SHOWN_ONLY | studies  # one study is about audits
     then = stamp.get("code")
@@ -156,7 +165,7 @@ def _own_seconds() -> float:
     return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
 
 
-def stamp(environment: Mapping[str, Any], sessions: list[Session], studies: tuple[str, ...] = ()) -> dict[str, Any]:
+def stamp(environment: Mapping[str, Any], sessions: list[Session], experiment: Experiment) -> dict[str, Any]:
     """The content of stamp.json. `environment`: that of the runs; the rooms' digests are known only where they were made by the tree as it is."""
     cpu = environment["cpu"]
     found: dict[str, Any] = {
@@ -172,13 +181,13 @@ def stamp(environment: Mapping[str, Any], sessions: list[Session], studies: tupl
         },
         "sessions": [asdict(each) for each in sessions],
     }
-    return found | ({"code": code_digests(studies, gpu=bool(environment["gpus"]))} if environment["source_sha256"] == source_sha256() else {})
+    return found | ({"code": digests_of(experiment, gpu=bool(environment["gpus"]))} if environment["source_sha256"] == source_sha256() else {})
 
 
-def judged(before: Mapping[str, Any], *, gpu: bool) -> dict[str, Any]:
+def judged(before: Mapping[str, Any], experiment: Experiment, *, gpu: bool) -> dict[str, Any]:
     """The content of stamp.json for the runs of `before`, judged by the tree as it is."""
     head = _git("rev-parse", "HEAD").stdout.strip()
-    return {**before, "code": code_digests(gpu=gpu), "judged": f"{head}-dirty" if _uncommitted() else head}
+    return {**before, "code": digests_of(experiment, gpu=gpu), "judged": f"{head}-dirty" if _uncommitted() else head}
 
 
 def _commit(environment: Mapping[str, Any]) -> str:

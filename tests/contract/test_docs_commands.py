@@ -105,6 +105,7 @@ def check_ecrl(words: list[str]) -> None:
     elif "study=all" in words:
         parse(rest, "study")  # what it composes is tested with the studies
     elif verb == "study":
+        rest = ["study.source=published" if word.startswith("study.source=outputs/") else word for word in rest]  # runs of a command before it
         assert main(["study", *rest, *(["--cfg", "job"] if "--cfg" not in rest else [])]) == 0
     elif verb == "audit" and "--" in rest:
         keys = parse([audit.quoted(key) for key in rest[: rest.index("--")]], audit.PRIMARY)

@@ -19,7 +19,7 @@ from experiments.make import Stopped, _keep, judge, make
 from experiments.pages import INDEX, Kept, index, page, state, with_state, without_state
 from experiments.reached import reached
 from experiments.registry import DATA_WORD, RESULTS, ROOT, Experiment, ExperimentError, Registry, read
-from experiments.stamp import BUSY, Session, bare, changed, code_digests, session, stamp
+from experiments.stamp import BUSY, Session, bare, changed, code_digests, digests_of, session, stamp
 from experiments.tables import KeptTable
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -31,6 +31,7 @@ from tests.unit.test_metadata import PROJECT
 
 REGISTRY = read()
 EXPERIMENTS = REGISTRY.experiments
+HISTORY = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--is-shallow-repository"], capture_output=True, text=True).stdout.strip() == "false"
 COMMANDS = sorted({words for each in EXPERIMENTS.values() for text in each.commands if (words := tuple(shlex.split(text))) not in CHECKED})
 SMALL = ("supervision=zygote", "model.width=4", "target_steps=24", "checkpoint.every=6", "failure.steps=[4]")
 
@@ -97,6 +98,14 @@ def test_what_is_kept_was_made_by_committed_code_and_has_no_broken_verdict(exper
     assert not kept.verdicts["invalid"] and not kept.verdicts["unknown"]
 
 
+@pytest.mark.skipif(not HISTORY, reason="no git history here, or a shallow one")
+@pytest.mark.parametrize("experiment", [each for each in EXPERIMENTS.values() if (each.folder / "stamp.json").exists()], ids=lambda each: each.name)
+def test_the_commit_that_made_it_is_one_of_this_history(experiment: Experiment) -> None:
+    """Anybody can check it out; one of a branch that was given up would be gone."""
+    commit = json.loads((experiment.folder / "stamp.json").read_text(encoding="utf-8"))["commit"]
+    assert subprocess.run(["git", "-C", str(ROOT), "merge-base", "--is-ancestor", commit, "HEAD"], check=False).returncode == 0, commit
+
+
 KEPT_RECORDS = [each for each in EXPERIMENTS.values() if (each.folder / "records.tar.xz").exists()]
 
 
@@ -160,13 +169,14 @@ def test_what_is_kept_lies_where_the_report_has_it_and_what_it_lacks_comes_from_
 
 
 def test_a_sweep_and_a_study_are_kept_as_one(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs have verdicts and the study gates; its stamp is of all code, as runs are trained."""
+    """The runs have verdicts and the study gates; its stamp is of all code that runs are made by, and of that study, of no other."""
     for name in ("small", "small.sessions.jsonl"):
         subprocess.run(["cp", "-a", str(made / "outputs" / name), str(tmp_path / name.replace("small", "mixed"))], check=True)
     assert make(WITH_A_STUDY, tmp_path, "", tmp_path / "results") == 0
     monkeypatch.setattr(Experiment, "folder", tmp_path / "results" / "mixed")
     kept = Kept.of(tmp_path / "results" / "mixed")
-    assert kept.stamp["code"] == code_digests(gpu=bool(kept.stamp["machine"]["gpus"])) and not changed(kept.stamp, WITH_A_STUDY)
+    code = digests_of(WITH_A_STUDY, gpu=bool(kept.stamp["machine"]["gpus"]))
+    assert kept.stamp["code"] == code and not changed(kept.stamp, WITH_A_STUDY) and code["studies"] != code_digests()["studies"]
     assert (kept.runs, kept.judged) == ("2 runs, 66 trials", "2 valid, 3 of 3 gates")
     assert "\necrl verify outputs/mixed\necrl report outputs/mixed outputs/mixed-study\n" in page(WITH_A_STUDY)
 
@@ -268,6 +278,15 @@ def test_what_is_stopped_or_refused_keeps_nothing_and_leaves_what_was_kept(
     assert (tmp_path / "results" / "small" / "stamp.json").read_bytes() == before
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["small"]
     assert len((tmp_path / "outputs" / "small.sessions.jsonl").read_text(encoding="utf-8").splitlines()) == 1, "the time of a stopped session counts"
+
+
+def test_a_study_of_the_runs_before_it_reads_them_where_they_were_made(tmp_path: Path) -> None:
+    study = "ecrl study study=recovery-overhead study.source=outputs/small run_dir=outputs/small-overhead"
+    both = replace(small(), commands=(*small().commands, study, "ecrl -m dataset.root=DIR run_dir=outputs/images"))
+    (*_, of_runs), of_study, of_images = both.given(tmp_path, "/images")
+    assert of_runs == f"run_dir={tmp_path}/small"
+    assert of_study == ["study", "study=recovery-overhead", f"study.source={tmp_path}/small", f"run_dir={tmp_path}/small-overhead"]
+    assert of_images == ["-m", "dataset.root=/images", f"run_dir={tmp_path}/images"]
 
 
 TAKES_ITS_TIME = """
@@ -422,7 +441,7 @@ def test_a_result_is_of_uncommitted_code_only_where_code_is_uncommitted(
     (tmp_path / changed_file).write_text("changed", encoding="utf-8")
     monkeypatch.setattr("experiments.stamp.ROOT", tmp_path)
     environment = {"git_revision": "abc-dirty", "source_sha256": source_sha256(), "ecrl": "1", "memory_bytes": 1, "gpus": []}
-    assert stamp(environment | {"cpu": {"model": "a", "logical": 2}}, [])["commit"] == found
+    assert stamp(environment | {"cpu": {"model": "a", "logical": 2}}, [], small())["commit"] == found
 
 
 @pytest.mark.parametrize(("others", "busy"), [(BUSY / 2, False), (2 * BUSY, True)])

@@ -161,6 +161,8 @@ ROWS = (
     row(41, "global_batch=64 run_dir=run", "schema version 3, this ECRL reads 1", "use the version that wrote it", setup=newer),
     row(41, "global_batch=64 run_dir=run", "config.json: not JSON", "restore the file", setup=damaged),
     row(42, "model=resnet9000", "model: must be one of", "got 'resnet9000'; did you mean resnet50?"),
+    row(42, "model=gpt", "model: must be one of", "got 'gpt'; an option of your own is a file model/NAME.yaml", "entry point in ecrl.models: see CONTRIBUTING.md"),
+    row(43, "dataset=wikitext", "dataset: must be one of", "a file dataset/NAME.yaml in --config-dir DIR", "ecrl.datasets: see CONTRIBUTING.md"),
     row(43, "dataset=imagenet", "dataset: must be one of", "imagefolder"),
     row(43, "dataset=imagefolder", "dataset.root: imagefolder is not there: no folder data/imagefolder", "one folder of images per class"),
     row(44, "dataset=cifar10 dataset.download=false", "dataset.root: cifar10 is not there: no folder data/cifar10"),

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.conftest import command, run_ecrl
+from tests.e2e.test_environment_record import SECRETS
 from tests.in_process import ecrl_in_process
 
 JOB = str(Path(__file__).parents[2] / "examples" / "jobs" / "plain.py")
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.timeout(600)
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("audit")
     keys = ("failure=kill", "failure.steps=[13.backward,19]", "run_dir=job", "--junit", "job.xml")
-    done = run_ecrl(folder, "audit", *keys, "--", sys.executable, JOB, "--out", "{dir}", timeout=500)
+    done = run_ecrl(folder, "audit", *keys, "--", sys.executable, JOB, "--out", "{dir}", environment=SECRETS, timeout=500)
     return folder, done.stdout
 
 
@@ -42,6 +43,12 @@ def test_a_healthy_job_is_valid(healthy: tuple[Path, str]) -> None:
     cases = [(case.get("classname"), case.get("name")) for case in report.iter("testcase")]
     assert len(cases) == len(document["findings"]) and ("struck", "same end") in cases
     assert list(report.iter("failure")) == []
+
+
+def test_no_file_of_an_audit_holds_a_secret_of_the_environment(healthy: tuple[Path, str]) -> None:
+    folder, _ = healthy
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 20 and not [str(path) for path in files if b"planted-" in path.read_bytes()]
 
 
 def test_recording_changes_no_bit(healthy: tuple[Path, str]) -> None:

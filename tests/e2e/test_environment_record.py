@@ -47,16 +47,19 @@ def test_more_swap_is_no_other_machine(tmp_path: Path) -> None:
 
 
 def test_no_file_of_a_run_holds_a_secret_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the supervisor or of its ranks, one of which dies with a traceback; nor do verdict and report."""
+    """Of the supervisor or of its ranks, one of which dies with a traceback; nor do verdict, report and tracker, nor a study."""
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     environment._machine.cache_clear()  # of the time before
     launchers = SharedLaunchers(SECRETS)
     try:
-        ecrl_in_process(tmp_path, "train", *tiny("failure=raise", "failure.steps=[9]", "reference=auto"), "run_dir=run", launchers=launchers)
+        keys = tiny("failure=raise", "failure.steps=[9]", "reference=auto", "tracker=prometheus", "tracker.place=told")
+        ecrl_in_process(tmp_path, "train", *keys, "run_dir=run", launchers=launchers)
     finally:
         launchers.end()
     ecrl_in_process(tmp_path, "report", "run")
+    ecrl_in_process(tmp_path, "study", "study=write-latency", "study.trials=2", "run_dir=study")
+    assert list(tmp_path.glob("told/*.prom")) and (tmp_path / "study" / "result.json").exists()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert "Traceback" in (tmp_path / "run" / "logs" / "attempt-00" / "output.log").read_text() and len(files) > 60
     assert not [str(path) for path in files if b"planted-" in path.read_bytes()]

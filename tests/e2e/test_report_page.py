@@ -13,6 +13,8 @@ from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.report.build import report
 from ecrl_cli.report.history import history_report
 from tests.e2e.chromium import CHROMIUM, Chromium, Tab, address, chromium
+from tests.runs.builder import build_ref
+from tests.runs.survived import LOSSY, Death, SurvivedBuilder, build_rollback, build_spared
 from tests.unit.report_runs import Plan, arms, make_run, make_sweep
 from tests.unit.test_report_history import at
 from tests.unit.test_report_page import HOSTILE
@@ -84,6 +86,17 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
         return report([make_sweep(tmp_path_factory.mktemp("report") / "sweep", plans)]).page
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report on the live recoveries, against another build of them: with the tables that have the most columns."""
+    root = tmp_path_factory.mktemp("report")
+    for sweep in (root / "sweep", root / "other"):
+        for build in (build_ref, build_rollback, build_spared):
+            build(sweep)
+        SurvivedBuilder(sweep / "lossy", LOSSY, (Death(9, first=(0,), spares=1),)).build()
+    return report([root / "sweep"], None, root / "other").page
 
 
 @pytest.mark.parametrize("kind", ["page", "studies"])
@@ -226,7 +239,7 @@ ASIDE = """(() => [...document.querySelectorAll(".scroll")]
 
 
 @pytest.mark.parametrize("width", [1400, 400])
-@pytest.mark.parametrize("kind", ["page", "studies", "history", "many"])
+@pytest.mark.parametrize("kind", ["page", "studies", "history", "many", "wide"])
 def test_no_column_is_cut_off(request: pytest.FixtureRequest, show: Show, kind: str, width: int) -> None:
     tab = show(request.getfixturevalue(kind), width=width)
     assert tab.run("document.querySelectorAll('td').length") > 20

@@ -330,14 +330,15 @@ def test_the_command_answers_with_text_page_json_and_junit(recorded: Path, tmp_p
     BROKEN["data position"][0](recorded)
     change(recorded, 0, lambda line: line | {"path": "<script>alert(1)</script>\x1b[2J"} if line["type"] == "save" else line)
     change(recorded, 1, lambda line: line | {"what": "DistributedSampler.set_epoch", "epoch": "<b>\x1b[31m"} if line["type"] == "call" else line)
-    code = audit([str(recorded), "--junit", str(tmp_path / "out.xml")], say=lambda line: None)
-    text = capsys.readouterr().out
+    code = audit([str(recorded), "--junit", str(tmp_path / "out.xml"), "--github"], say=lambda line: None)
+    text, told = capsys.readouterr()
     document = json.loads((recorded / "audit.json").read_text())
     page, junit = (recorded / "report" / "index.html").read_text(), (tmp_path / "out.xml").read_text()
     assert code == 1 and text.startswith("audit: invalid: step 13 repeats the samples of step 1") and "\x1b" not in text
     assert document["status"] == "invalid" and document["counts"]["broken"] >= 1 and document["diagnosis"] in text
     assert "step 13 repeats the samples" in page and "<script>" not in page and "\x1b" not in page
     assert '<testcase classname="struck" name="exactly once"><failure message="step 13 repeats' in junit
+    assert "\n::error title=struck%3A exactly once::step 13 repeats" in f"\n{told}" and "\x1b" not in told
 
 
 def test_the_page_colours_only_what_was_compared(recorded: Path) -> None:

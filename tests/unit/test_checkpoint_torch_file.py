@@ -27,6 +27,7 @@ from ecrl_cli.checkpoint.store.catalog import newest_valid
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.errors import StorageError
+from ecrl_cli.metrics.distance import distances
 from ecrl_cli.storage.fs import PosixFs
 from tests.unit.checkpoint_support import store_at
 from tests.unit.torch_checkpoints import Tensors, content, rezipped, saved, with_hashes_made_right, with_tensors
@@ -59,6 +60,31 @@ def image(step: int) -> CheckpointImage:
         tuple(PartPlace(p.name, p.offset, p.nbytes, p.tensors) for p in parts),
         {"train.json": train},
     )
+
+
+def test_a_pt_is_compared_as_any_other_checkpoint(tmp_path: Path) -> None:
+    """Distances that were worked out by hand; a run that diverged, where it is finite."""
+    places = []
+    for name in ("one", "other", "diverged"):
+        (tmp_path / name).mkdir()
+        store = store_at(tmp_path / name)
+        places.append(store.save(image(10), 0).path)
+        store.close()
+    one, other, diverged = places
+
+    def further(tensors: Tensors) -> None:
+        tensors[WEIGHT][0, 0], tensors[MOMENTUM][0, 0], tensors[COUNT] = 3.0, 1 + 2.0**-52, torch.tensor(5.0)
+
+    def diverge(tensors: Tensors) -> None:
+        tensors[WEIGHT][0, 0], tensors[WEIGHT][0, 1] = torch.nan, 3.0
+
+    with_tensors(one, further)
+    with_tensors(diverged, diverge)
+    found = distances(one, other)
+    assert (found["parameters"].l2, found["parameters"].differing, found["buffers"].equal, found["rng"].equal) == (3.0, 1, True, True)
+    assert found["optimizer"].l2 == pytest.approx(4.0) and found["optimizer"].differing == 2
+    apart = distances(diverged, other)["parameters"]
+    assert (apart.l2, apart.not_finite, apart.max_ulp) == (2.0, 1, 3 * 2**22)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from ecrl_cli.cli.main import main
 from ecrl_cli.records.layout import RunLayout
 from tests.runs.builder import build_blk, build_ref
 from tests.runs.spoil import at_step, edit_lines
+from tests.unit.test_report_studies import make_study
 
 
 @pytest.fixture
@@ -44,6 +45,20 @@ def test_report_tells_gates_and_verdicts(sweep: Path, tmp_path: Path, capsys: py
     found = states(tmp_path / "out.xml")
     assert found["blk", "verdict"] == "failure" and found["ref", "verdict"] == "" and len(found) > 4
     assert "::error title=blk%3A verdict::invalid" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_report_tells_the_gates_of_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A gate that failed, what was skipped, and a study that is not finished; exit code 1 is never without a case that says why."""
+    kept, broken = ({"name": name, "passed": name == "holds", "message": f"it {name}"} for name in ("holds", "breaks"))
+    toy = make_study(tmp_path / "toy", gates=[kept, broken], skips=[{"arm": "xfs", "reason": "no mkfs.xfs"}])
+    half = make_study(tmp_path / "half", gates=[kept], done=400, complete=False)
+    assert main(["report", str(toy), str(half), "--out", str(tmp_path / "page"), "--junit", str(tmp_path / "out.xml"), "--github"]) == 1
+    found = states(tmp_path / "out.xml")
+    assert found["toy", "holds"] == "" and found["toy", "breaks"] == "failure" and found["toy", "xfs"] == "skipped"
+    assert found["half", "finished"] == "failure" and found["half", "holds"] == "" and len(found) == 5
+    told = capsys.readouterr().err
+    assert "::error title=toy%3A breaks::" in told and "::warning title=toy%3A xfs::skipped: no mkfs.xfs" in told
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is_judged(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:

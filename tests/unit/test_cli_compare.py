@@ -1,4 +1,4 @@
-"""Two runs' states side by side: distances that were worked out by hand, every layout and format, and what cannot be compared."""
+"""Two runs' states side by side: distances that were worked out by hand, both layouts, and what cannot be compared."""
 
 from __future__ import annotations
 

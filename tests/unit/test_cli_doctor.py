@@ -34,7 +34,7 @@ def test_a_machine_that_runs_the_tests_passes_and_nothing_stays_behind(answers: 
     code, lines = answers()
     assert code == 0
     assert [lines[name]["level"] for name in ("python", "loopback", "parent death", "torch", "gloo")] == ["ok"] * 5
-    assert {"cores", "instructions", "memory", "shared memory", "open files", "clocks", "disk", "fsync", "direct I/O", "gpu"} <= set(lines)
+    assert {"cores", "instructions", "memory", "shared memory", "open files", "clocks", "disk", "fsync", "direct I/O", "nccl", "gpu"} <= set(lines)
     assert not list(tmp_path.iterdir())
 
 
@@ -55,6 +55,22 @@ def test_torch_is_imported_when_nothing_else_is_measured_any_more(answers: Any, 
     monkeypatch.setattr(doctor, "_fsync", lambda path, kind: [measured.touch(), doctor.Line("ok", "fsync", "fast")][1])
     answer = f"import os; assert os.path.exists({str(measured)!r}); print({json.dumps({**FACTS, 'reduced': True})!r})"
     assert answers(torch=answer)[1]["torch"]["level"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nccl", "level", "fact"),
+    [
+        ([], False, "note", "not in this build, no GPU to use it on"),
+        ([], True, "note", "in this build, no GPU to use it on"),
+        (["H100"], False, "note", "not in this build"),
+        (["H100"], True, "ok", "in this build"),
+    ],
+)
+def test_nccl_is_told_with_what_ranks_use_instead(answers: Any, gpus: list[str], nccl: bool, level: str, fact: str) -> None:
+    code, lines = answers(torch=f"print({json.dumps({**FACTS, 'reduced': True, 'gpus': gpus, 'nccl': nccl})!r})")
+    found = lines["nccl"]
+    assert code == 0 and (found["level"], found["fact"]) == (level, fact)
+    assert found["follows"] == ("" if level == "ok" else "ranks exchange gradients by gloo")
 
 
 def test_a_group_that_cannot_be_made_is_bad_with_its_reason(answers: Any) -> None:

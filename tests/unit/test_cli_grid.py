@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper  # the peer;
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from ecrl_cli.cli import arguments
 from ecrl_cli.cli.arguments import parse, typed
 from ecrl_cli.cli.compose import PRIMARY, Grid, compose, compose_grid, expand, initialized, quote
 from ecrl_cli.cli.main import main
@@ -268,6 +270,16 @@ def test_the_yaml_of_an_installed_package_joins_and_overrides_nothing(package: P
     (cell,) = compose_grid(parse(["--config-dir", str(user_conf), "+suite=mine"])).cells
     assert cell.config.suite_name == "mine"
     assert one("+suite=mine").suite_name == "not-mine"
+
+
+def test_a_model_that_is_installed_without_a_yaml_is_answered_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though another name is near."""
+    added = EntryPoint(name="resnet51", value="package:builder", group="ecrl.models")
+    monkeypatch.setattr(arguments, "entry_points", lambda group, name: [added] if (group, name) == ("ecrl.models", "resnet51") else [])
+    with pytest.raises(ConfigError, match="it is installed, but brings no YAML file: write model.name=resnet51"):
+        grid("model=resnet51")
+    with pytest.raises(ConfigError, match=r"got 'big'; an option of your own is a file scale/NAME.yaml in --config-dir DIR$"):
+        grid("scale=big")
 
 
 def test_the_help_lists_the_options_of_an_installed_package(package: Path, capsys: pytest.CaptureFixture[str]) -> None:

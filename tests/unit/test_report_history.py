@@ -13,6 +13,7 @@ import pytest
 from ecrl_cli.cli.main import main
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.report.figures import history as figures
 from ecrl_cli.report.history import history_report
 from ecrl_cli.report.model.history import History, read_history
 from ecrl_cli.report.tables.history import around, history_rows
@@ -60,6 +61,13 @@ def test_builds_stand_in_the_order_in_which_they_ran(three: Path, history: Histo
     assert [build.name for build in read_history([three / "b", three / "c"]).builds] == ["c", "b"]
     assert [build.commits for build in history.builds] == [("a1",), ("b2b2b2b2b2b2",), ("b2b2b2b2b2b2",)]
     assert around(history, 1) == "git_revision a1 to b2b2b2b2b2b2" and around(history, 2) == ""
+
+
+def test_every_panel_of_a_figure_says_what_its_axes_are(history: History) -> None:
+    for measure, (_, unit) in figures.TITLES.items():
+        drawn = figures._draw(history, measure, unit)
+        assert [(axes.get_xlabel(), axes.get_ylabel()) for axes in drawn.axes if axes.get_visible()] == [("build, the newest last", unit)] * 2
+        assert [axes.get_title(loc="left") for axes in drawn.axes if axes.get_visible()] == ["one", "two"]
 
 
 def test_what_fails_stands_first_with_since_when(history: History) -> None:

@@ -15,7 +15,9 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report
 from ecrl_cli.report.figures.export import picture, set_tooltip
 from ecrl_cli.report.formats import change, duration, minus, rate
-from tests.unit.report_runs import Plan, Simulation, arms, judged, make_run, make_sweep
+from ecrl_cli.report.tables.runs import runs_table
+from ecrl_cli.report.tables.table import text_of
+from tests.unit.report_runs import Plan, Simulation, arms, compared, judged, make_run, make_sweep
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> $\\frac{"
 
@@ -137,6 +139,14 @@ def test_the_figures_say_the_recorded_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_the_runs_that_failed_stand_first_whatever_their_suite(tmp_path: Path) -> None:
+    plans = [plan for suite in ("one", "two") for plan in arms(suite)]
+    plans[-1].verdict = "invalid"
+    table = runs_table(compared(make_sweep(tmp_path / "sweep", plans)))
+    assert [(row[0], text_of(row[1], table.columns[1])) for row in table.rows[:2]] == [("two", "ovl"), ("one", "clean")]
+    assert len(table.rows) == 8
+
+
 def test_every_run_is_known_to_the_filter_wherever_it_stands(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path / "sweep", [*arms("one", 1), *arms("two", 2)])
     page = page_of(sweep)

@@ -110,10 +110,17 @@ def test_failures_have_a_price_and_the_noise_a_size(clear: Comparison) -> None:
         r"Stall saved [0-9.]+ m?s \(all identical\), wall time saved [0-9.]+ s \(95% .* to .*\) \([0-9.]+%, BCa .*\), scale smoke\.", text
     )
     floor = noise(clear)
-    assert floor and floor.text == "Equal runs lie up to 1.0% apart here: smaller differences mean nothing."
+    assert floor and floor.text == "Equal runs lie up to 1.0% apart here: one pair means nothing below that, a mean over 6 pairs means nothing below 1.2%."
     assert floor.statistics.startswith(
         "The noise floor: ref2 and ref differ by up to 1.0% in goodput (6 pairs, 6 of 6 ended bit for bit alike) and equal runs"
     )
+
+
+def test_one_repetition_is_one_observation_of_the_noise(tmp_path: Path) -> None:
+    for variant, wall in (("ref", 10.0), ("ref2", 10.1)):
+        timed(make_run(tmp_path / variant, Plan(variant, kills=())), wall)
+    floor = noise(compared(tmp_path))
+    assert floor and floor.text == "The one pair of equal runs lies 1.0% apart: one observation of the noise."
 
 
 def test_wall_time_that_may_be_none_is_not_called_saved(tmp_path: Path) -> None:
@@ -183,6 +190,26 @@ def test_what_failed_a_gate_has_no_winner(tmp_path: Path) -> None:
     said = summarize(compared(tmp_path))
     assert said.tone == "bad" and "broke a promise" in said.headline
     assert not any("beats" in sentence or "could show" in sentence for sentence in said.sentences)
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ("loss 1.8480000197887421 instead of 1.7", "loss 1.848 instead of 1.7"),
+        ("loss 2.1234567890123 instead of 2.1234567890124", "loss 2.1234567890123 instead of 2.1234567890124"),
+    ],
+    ids=["long", "apart at the end alone"],
+)
+def test_what_broke_is_told_with_as_many_digits_as_tell_it_apart(found: str, told: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "blk", Plan(verdict="invalid"))
+    document = json.loads(RunLayout(run).verdict.read_text())
+    for finding in document["findings"]:
+        if finding["promise"] == "same-trajectory":
+            finding |= {"status": "invalid", "message": f"Broke promise: same-trajectory - {found}"}
+        else:
+            finding["status"] = "valid"
+    judged(RunLayout(run), document)
+    assert summarize(compared(tmp_path)).sentences[0].startswith(f"blk broke same-trajectory: {told}.")
 
 
 def test_many_settings_are_counted(tmp_path: Path) -> None:

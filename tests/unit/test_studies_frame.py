@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -261,7 +262,7 @@ def test_every_study_of_the_registry_is_listed_and_is_one_of_all(capsys: pytest.
     listed = capsys.readouterr().out.partition("Studies\n")[2].partition("Examples")[0]
     assert [line.split()[0] for line in listed.splitlines() if line] == [*registry.names(), "all"]
     assert all(len(line.split()) > 1 for line in listed.splitlines() if line), "a study's YAML begins with a comment that says what it does"
-    assert main(["study", "study=all", "seed=3", "--cfg", "job"]) == 0
+    assert main(["study", "study=all", "seed=3", "--cfg", "job", "--json"]) == 0
     assert [(each["study"]["name"], each["seed"]) for each in json.loads(capsys.readouterr().out)] == [(name, 3) for name in registry.names()]
     assert main(["study", "study=all,corruption"]) == 2
 
@@ -300,10 +301,25 @@ def test_the_real_command_sweeps_and_answers_as_json(tmp_path: Path, monkeypatch
 def test_every_option_of_a_study_can_be_composed(capsys: pytest.CaptureFixture[str]) -> None:
     for name in registry._STUDIES.builtin:
         try:
-            assert main(["study", f"study={name}", "--cfg", "job"]) == 0
+            assert main(["study", f"study={name}", "--cfg", "job", "--json"]) == 0
         except EcrlError as error:  # pragma: no cover
             pytest.fail(str(error))
         assert json.loads(capsys.readouterr().out)[0]["study"]["name"] == name
+
+
+@pytest.mark.parametrize("words", ["study=corruption seed=7 study.trials=50", "study=frameworks study.jobs=[dcp,fsdp]", "study=hangs run_dir='a b'"])
+def test_what_is_shown_of_a_study_can_be_fed_back(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a study of the user's own, by the command in its first line, it is shown as the same text."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", *shlex.split(words), "--cfg", "job"]) == 0
+    first = capsys.readouterr().out
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "mine.yaml").write_text(first)
+    command = first.splitlines()[0].partition("ecrl study ")[2].replace("DIR", ".").replace("NAME", "mine")
+    assert main(["study", *shlex.split(command), "--cfg", "job"]) == 0
+    assert capsys.readouterr().out == first
 
 
 FIXED = ("hostile", "compat")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ from hydra.errors import HydraException
 
 from ecrl_cli.cli.console import Parser
 from ecrl_cli.cli.launcher_settings import PREFIX, JobLauncher, is_engine, split
-from ecrl_cli.config.codec import flat
+from ecrl_cli.config.codec import flat, hints_of
 from ecrl_cli.config.conf_paths import conf_dir, groups, installed_dirs, user_folders
 from ecrl_cli.config.keys import RESERVED, is_known, reserved, unknown_key
 from ecrl_cli.config.registry import did_you_mean
+from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, shown
 
 # Config groups that train.yaml does not list: they are added with `+`.
@@ -160,7 +163,29 @@ def _check_group(override: Override, options: list[str], listed: bool) -> None:
         raise ConfigError(key, "is always there" if listed else "is not there unless it joins", f"write {text.lstrip('+') if listed else '+' + text}")
     for value in values(override):
         if str(value) not in options:
-            raise ConfigError(key, f"must be one of {', '.join(options)}, got {shown(value)}", did_you_mean(str(value), options))
+            near = did_you_mean(str(value), options) if not _is_installed(key, str(value)) else ""
+            raise ConfigError(key, f"must be one of {', '.join(options)}, got {shown(value)}", near or _how_to_add(key, str(value)))
+
+
+def _name_key(group: str) -> tuple[str, str]:
+    """Of a config group whose options packages may add: the key that names the option, and the entry-point group; else two empty texts."""
+    section = hints_of(RunConfig).get(group)
+    fields = dataclasses.fields(section) if dataclasses.is_dataclass(section) else ()
+    return next(((f"{group}.{each.name}", each.metadata["group"]) for each in fields if each.metadata.get("group")), ("", ""))
+
+
+def _is_installed(group: str, name: str) -> bool:
+    _, added_by = _name_key(group)
+    return bool(added_by and entry_points(group=added_by, name=name))
+
+
+def _how_to_add(group: str, name: str) -> str:
+    """The way to an option that there is no YAML file for."""
+    key, added_by = _name_key(group)
+    if _is_installed(group, name):
+        return f"it is installed, but brings no YAML file: write {key}={name}"
+    by_package = f"; what it names joins by an entry point in {added_by}: see CONTRIBUTING.md" if added_by else ""
+    return f"an option of your own is a file {group}/NAME.yaml in --config-dir DIR{by_package}"
 
 
 def values(override: Override) -> list[Any]:

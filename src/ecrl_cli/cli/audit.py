@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ecrl_cli.audit.verdict import EXIT_CODES, AuditVerdict, render
-from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report
-from ecrl_cli.cli.ci import junit as as_junit
+from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report, github, junit
 from ecrl_cli.cli.console import Parser, out, restrict, say
 from ecrl_cli.errors import ConfigError, shown
 
@@ -56,6 +55,7 @@ def reporting() -> Parser:
     """The flags that say how to answer, of an audit that is run and of one that is judged."""
     made = Parser(prog="ecrl audit", add_help=False, allow_abbrev=False)
     made.add_argument("--junit", type=Path)
+    made.add_argument("--github", action="store_true")
     made.add_argument("--json", action="store_true")
     return made
 
@@ -101,7 +101,9 @@ def _answer(verdict: AuditVerdict, folder: Path, flags: Namespace) -> None:
     else:
         out(render(verdict, folder.name))
     if flags.junit:
-        flags.junit.write_text(junit(verdict, folder.name), encoding="utf-8")
+        flags.junit.write_text(junit(folder.name, cases(verdict)), encoding="utf-8")
+    for text in github(cases(verdict)) if flags.github else ():
+        sys.stderr.write(text + "\n")
 
 
 def _compare_states(paths: list[Path]) -> int:
@@ -116,10 +118,10 @@ def _compare_states(paths: list[Path]) -> int:
     return 0 if equal else 1
 
 
-def junit(verdict: AuditVerdict, name: str) -> str:
-    """JUnit XML: one test case for each promise of each arm."""
+def cases(verdict: AuditVerdict) -> list[Case]:
+    """A case for each promise of each arm."""
     states = {"kept": PASSED, "broken": FAILED}
-    found = verdict.findings
-    told = [each.message if each.status in states else f"{each.status}: {each.message}" for each in found]
-    cases = [Case(f.arm or "job", f.promise, states.get(f.status, SKIPPED), text) for f, text in zip(found, told, strict=True)]
-    return as_junit(name, cases)
+    return [
+        Case(each.arm or "job", each.promise, states.get(each.status, SKIPPED), each.message if each.status in states else f"{each.status}: {each.message}")
+        for each in verdict.findings
+    ]

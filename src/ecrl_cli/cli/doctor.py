@@ -260,10 +260,11 @@ def _torch() -> Iterator[Line]:
     else:
         why = facts.get("gloo_error") or ("a sum came out wrong" if facts["gloo"] else "not in this build")
         yield Line(BAD, "gloo", why, "ranks exchange gradients by it")
+    by_gloo = "" if facts["gpus"] and facts["nccl"] else "ranks exchange gradients by gloo"
+    built = "in this build" if facts["nccl"] else "not in this build"
+    yield Line(GOOD if not by_gloo else NOTE, "nccl", built if facts["gpus"] else f"{built}, no GPU to use it on", by_gloo)
     if facts["gpus"]:
-        yield Line(
-            GOOD if facts["nccl"] else NOTE, "gpu", f"{len(facts['gpus'])}: {facts['gpus'][0]}", "" if facts["nccl"] else "no NCCL in this build"
-        )
+        yield Line(GOOD, "gpu", f"{len(facts['gpus'])}: {facts['gpus'][0]}")
     else:
         yield Line(NOTE, "gpu", f"none (CUDA build {facts['cuda_build'] or 'no'})", "runs train on the processor: device=cpu")
 

@@ -173,13 +173,14 @@ Examples
   ecrl study study=all run_dir=outputs/studies
   ecrl study study=writers study.trials=20   any study, smaller: no number of repetitions is larger than study.trials
   ecrl study study=corruption trial=KEY      one trial alone, by its key in trials.jsonl
-  ecrl study study=write-latency --cfg job   every key and its default
+  ecrl study study=write-latency --cfg job   every key and its default, as YAML that can be fed back: as DIR/study/mine.yaml, by --config-dir DIR
+                                             study=mine; with --json as JSON
 
 """
 
 _AUDIT = """\
-ecrl audit [KEY=VALUE ...] [run_dir=DIR] [--junit FILE] [--json] -- COMMAND
-ecrl audit DIR [--reference DIR] [--order declared|free] [--junit FILE] [--json]
+ecrl audit [KEY=VALUE ...] [run_dir=DIR] [--junit FILE] [--github] [--json] -- COMMAND
+ecrl audit DIR [--reference DIR] [--order declared|free] [--junit FILE] [--github] [--json]
 ecrl audit --state A B
 
 Judges a torch training job that ECRL did not write, with no change to its script: runs it undisturbed (twice), then once for each planned failure,
@@ -203,7 +204,7 @@ Examples
   audit.elastic=TEXT the command from the second attempt on of one more arm, with another number of processes
   --reference DIR    an undisturbed recording from elsewhere
   --order WORD       of a recording: declared, free, or auto; as the audit was run, if it says nothing
-  --junit FILE       the promises as JUnit XML
+  --junit FILE       the promises as JUnit XML; --github: those that are broken or not proven as annotations of a workflow
 
 """
 

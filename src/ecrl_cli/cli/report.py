@@ -60,14 +60,25 @@ def report(argv: Sequence[str]) -> int:
 
 
 def gate_cases(document: dict[str, Any]) -> list[Case]:
-    """report.json's gates of each suite, and the verdict of each run."""
+    """report.json's gates of each suite and of each study, what a study skipped, and the verdict of each run."""
     states = {"valid": PASSED, "invalid": FAILED}
     gates = [
         Case(suite, each["name"], PASSED if each["passed"] else FAILED, each["message"])
         for suite, gates in document["gates"].items()
         for each in gates
     ]
-    return gates + [Case(row["run"], "verdict", states.get(row["verdict"], SKIPPED), str(row["verdict"])) for row in document["runs"]]
+    verdicts = [Case(row["run"], "verdict", states.get(row["verdict"], SKIPPED), str(row["verdict"])) for row in document["runs"]]
+    return gates + [case for study in document.get("studies", ()) for case in study_cases(study)] + verdicts
+
+
+def study_cases(study: dict[str, Any]) -> list[Case]:
+    """The gates of a study of report.json, what it skipped, and that it is not finished."""
+    name = study["folder"]
+    if "gates" not in study:
+        return [Case(name, "finished", FAILED, study["headline"])]
+    unfinished = [] if study["complete"] else [Case(name, "finished", FAILED, study["headline"])]
+    gates = [Case(name, each["name"], PASSED if each["passed"] else FAILED, each["message"]) for each in study["gates"]]
+    return unfinished + gates + [Case(name, each["arm"], SKIPPED, f"skipped: {each['reason']}") for each in study["skips"]]
 
 
 def history_cases(document: dict[str, Any]) -> list[Case]:

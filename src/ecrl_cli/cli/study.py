@@ -13,10 +13,11 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 
 from ecrl_cli.cli.arguments import Arguments, parse, read_overrides, values
-from ecrl_cli.cli.compose import compose, expand, initialized, search_override
+from ecrl_cli.cli.compose import compose, expand, initialized, quote, search_override
 from ecrl_cli.cli.console import restrict, say
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.machine import check_torch
+from ecrl_cli.config.omegaconf_bridge import yaml_text
 from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.config.studies import study_keys
 from ecrl_cli.config.study import StudyConfig, build_study, sized, study_id, study_name
@@ -34,7 +35,8 @@ def study(argv: Sequence[str], *, say: Callable[[str], None] = say) -> int:
     arguments = parse(argv, "study")
     configs = _configs(arguments)
     if arguments.show:
-        sys.stdout.write(json.dumps([encode(config) for config in configs], indent=2) + "\n")
+        as_json = json.dumps([encode(config) for config in configs], indent=2) + "\n" if arguments.json else ""
+        sys.stdout.write(as_json or "---\n".join(map(option_file, configs)))
         return 0
     check_torch()
     places = _places(configs, swept=len(configs) > 1 or arguments.multirun)
@@ -60,6 +62,15 @@ def study(argv: Sequence[str], *, say: Callable[[str], None] = say) -> int:
     if arguments.json:
         sys.stdout.write(json.dumps({place: _result(Path(place)) | {"exit_code": code} for place, code in codes.items()}, indent=2) + "\n")
     return next((code for code in _WORST_FIRST if code in codes.values()), max(codes.values()))
+
+
+def option_file(config: StudyConfig) -> str:
+    """The resolved configuration of a study as YAML that composes to it again, as `DIR/study/NAME.yaml`; what is set around it stands in the command
+    of its first line.
+    """
+    around = {key: getattr(config, key) for key in _AROUND if key != "study" and getattr(config, key) != getattr(StudyConfig, key)}
+    typed = "".join(f" {key}={quote(value) if isinstance(value, str) else value}" for key, value in around.items())
+    return f"# {study_name(config)}; as DIR/study/NAME.yaml: ecrl study --config-dir DIR study=NAME{typed}\n{yaml_text(encode(config.study))}"
 
 
 def _result(place: Path) -> dict[str, object]:

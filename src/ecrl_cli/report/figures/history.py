@@ -48,8 +48,8 @@ def _draw(history: History, measure: str, unit: str) -> Figure:
     for axes, suite in zip(shown, suites, strict=True):
         _panel(axes, history, sorted((t for t in tracks if t.suite == suite), key=lambda t: t.arm), measure, colours)
         axes.set_title(printable(suite), fontsize=9, loc="left", color=INK.light)
-    for axes in shown[:: min(2, len(shown))]:
         axes.set_ylabel(unit)
+        axes.set_xlabel("build, the newest last")
     handles = [Patch(color=colours[label].light, label=legend_name(label)) for label in labels]
     if any(point and point.status in FAILING for track in tracks for point in track.points):
         handles.append(Patch(color=BAD.light, label="invalid or not finished"))

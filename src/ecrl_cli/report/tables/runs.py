@@ -55,14 +55,15 @@ def in_order(comparison: Comparison, suite: str) -> list[Run]:
 
 
 def runs_table(comparison: Comparison, anchors: Anchors | None = None) -> Table:
-    """Every run, whether compared or not."""
+    """Every run, whether compared or not; those that failed first."""
     columns = (
         *(SUITE, ARM, SEED, Column("verdict", facet="verdict"), Column("steps", "count"), Column("goodput", "rate")),
         *(Column(f"vs {base}", "change", "goodput against the run of the same suite and seed") for base in BASES),
         *(Column("restarts", "count"), Column("replayed", "count"), Column("stall per checkpoint", "seconds")),
         *(Column(end, "count", "checkpoints that ended so") for end in _ENDS),
     )
-    rows = tuple(_run(comparison, run, anchors or {}) for suite in comparison.suites for run in in_order(comparison, suite))
+    runs = [run for suite in comparison.suites for run in in_order(comparison, suite)]
+    rows = tuple(_run(comparison, run, anchors or {}) for run in sorted(runs, key=lambda run: not run.failing))
     note = "Goodput in committed steps per second of wall time, from the supervisor's launch to the target."
     return Table(f"Run by run, scale {comparison.scale()}", columns, rows, note, "runs.csv")
 

@@ -292,5 +292,10 @@ def noise(comparison: Comparison) -> Statement | None:
         )
         for floor in found
     ]
-    text = f"Equal runs lie up to {share(found[0].largest)} apart here: smaller differences mean nothing."
+    first = found[0]
+    if first.pairs == 1:
+        text = f"The one pair of equal runs lies {share(first.largest)} apart: one observation of the noise."
+    else:
+        mean = f"a mean over {plural(first.pairs, 'pair')} means nothing below {share(first.of_mean(first.pairs))}"
+        text = f"Equal runs lie up to {share(first.largest)} apart here: one pair means nothing below that, {mean}."
     return Statement(text, f"The noise floor: {listed(ranges)}; scale {comparison.scale(comparison.passed)}.")

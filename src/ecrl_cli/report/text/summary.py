@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from ecrl_cli.report.text.claims import MANY, Statement, noise, repeated, senten
 from ecrl_cli.verify.verdict import INVALID
 
 MOST_BROKEN = 3  # runs named in the summary
+_LONG_NUMBER = r"-?\d+\.\d{6,}(?:e[-+]?\d+)?"
 # Of several broken promises the first of these is the cause of the others more often than not.
 CAUSES = {
     "records-sealed": "records were changed after the run had ended",
@@ -90,12 +92,19 @@ def broken(comparison: Comparison) -> list[str]:
     named = []
     for run in invalid[:MOST_BROKEN]:
         messages = {finding.promise: finding.message for finding in run.verdict.findings if finding.status == INVALID}
-        wrong = {name: short(message.removeprefix(f"Broke promise: {name} - "), 300) for name, message in messages.items()}
+        wrong = {name: short(_few_digits(message.removeprefix(f"Broke promise: {name} - ")), 300) for name, message in messages.items()}
         promise = next(iter(wrong))
         also = f"; it broke {listed(list(wrong)[1:])} too" if len(wrong) > 1 else ""
         named.append(f"{run.name} broke {promise}: {wrong[promise]}{also}.{_likely_cause(wrong)}")
     more = len(invalid) - len(named)
     return [*named, f"{plural(more, 'more run')} broke a promise; the table of runs names them."] if more else named
+
+
+def _few_digits(text: str) -> str:
+    """`text` with six digits of each longer number, if they still tell all of its numbers apart."""
+    numbers = set(re.findall(_LONG_NUMBER, text))
+    brief = {number: f"{float(number):.6g}" for number in numbers}
+    return re.sub(_LONG_NUMBER, lambda match: brief[match[0]], text) if len(set(brief.values())) == len(numbers) else text
 
 
 def _likely_cause(wrong: dict[str, str]) -> str:
