@@ -167,8 +167,9 @@ def _result(document: dict[str, Any], verdicts: dict[str, dict[str, Any]]) -> di
 def _keep(experiment: Experiment, report: Path, folders: list[Path], new: Path) -> None:
     """Files of the report, those of its subfolders in the same; what the report lacks (a sweep's manifest.csv) from the experiment's own folders."""
     tables = [path.name for path in report.glob("*.csv") if experiment.is_study and path.stat().st_size <= LARGEST_TABLE]
+    shown = [table.file for table in experiment.tables]
     figures = [f"figures/{name}.png" for name in experiment.figures]
-    for name in {*KEPT, *experiment.keeps, *tables, *figures}:
+    for name in {*KEPT, *experiment.keeps, *tables, *shown, *figures}:
         if found := next((folder / name for folder in (report, *folders) if (folder / name).is_file()), None):
             shutil.copyfile(found, _made((new / name).parent) / found.name)
 

@@ -157,15 +157,16 @@ def test_an_experiment_is_run_verified_reported_and_kept(made: Path) -> None:
 
 def test_what_is_kept_lies_where_the_report_has_it_and_what_it_lacks_comes_from_the_sweep(tmp_path: Path) -> None:
     report, sweep, new = (tmp_path / name for name in ("report", "sweep", "new"))
-    there = {report: ("runs.csv", "other.csv", "figures/gain.pdf", "figures/gain.png", "figures/other.png"), sweep: ("manifest.csv", "runs.csv")}
+    there = {report: ("runs.csv", "shown.csv", "other.csv", "figures/gain.pdf", "figures/gain.png", "figures/other.png"), sweep: ("manifest.csv", "runs.csv")}
     for folder, names in there.items():
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(folder.name, encoding="utf-8")
-    experiment = replace(small(), keeps=("manifest.csv", "figures/gain.pdf", "not-there.csv"), figures=("gain", "not-there"))
+    table = KeptTable("shown.csv", "Of a study beside the runs", {"arm": "arm"})
+    experiment = replace(small(), keeps=("manifest.csv", "figures/gain.pdf", "not-there.csv"), figures=("gain", "not-there"), tables=(table,))
     _keep(experiment, report, [sweep], new)
     kept = {str(path.relative_to(new)): path.read_text(encoding="utf-8") for path in new.rglob("*") if path.is_file()}
-    assert kept == {"runs.csv": "report", "manifest.csv": "sweep", "figures/gain.pdf": "report", "figures/gain.png": "report"}
+    assert kept == {"runs.csv": "report", "manifest.csv": "sweep", "figures/gain.pdf": "report", "figures/gain.png": "report", "shown.csv": "report"}
 
 
 def test_a_sweep_and_a_study_are_kept_as_one(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
