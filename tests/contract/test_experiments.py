@@ -157,7 +157,10 @@ def test_an_experiment_is_run_verified_reported_and_kept(made: Path) -> None:
 
 def test_what_is_kept_lies_where_the_report_has_it_and_what_it_lacks_comes_from_the_sweep(tmp_path: Path) -> None:
     report, sweep, new = (tmp_path / name for name in ("report", "sweep", "new"))
-    there = {report: ("runs.csv", "shown.csv", "other.csv", "figures/gain.pdf", "figures/gain.png", "figures/other.png"), sweep: ("manifest.csv", "runs.csv")}
+    there = {
+        report: ("runs.csv", "shown.csv", "other.csv", "figures/gain.pdf", "figures/gain.png", "figures/other.png"),
+        sweep: ("manifest.csv", "runs.csv"),
+    }
     for folder, names in there.items():
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -276,7 +276,7 @@ def test_a_model_that_is_installed_without_a_yaml_is_answered_with_its_key(monke
     """Though another name is near."""
     added = EntryPoint(name="resnet51", value="package:builder", group="ecrl.models")
     monkeypatch.setattr(arguments, "entry_points", lambda group, name: [added] if (group, name) == ("ecrl.models", "resnet51") else [])
-    with pytest.raises(ConfigError, match="it is installed, but brings no YAML file: write model.name=resnet51"):
+    with pytest.raises(ConfigError, match=r"it is installed, but brings no YAML file: write model\.name=resnet51"):
         grid("model=resnet51")
     with pytest.raises(ConfigError, match=r"got 'big'; an option of your own is a file scale/NAME.yaml in --config-dir DIR$"):
         grid("scale=big")

@@ -110,7 +110,10 @@ def test_failures_have_a_price_and_the_noise_a_size(clear: Comparison) -> None:
         r"Stall saved [0-9.]+ m?s \(all identical\), wall time saved [0-9.]+ s \(95% .* to .*\) \([0-9.]+%, BCa .*\), scale smoke\.", text
     )
     floor = noise(clear)
-    assert floor and floor.text == "Equal runs lie up to 1.0% apart here: one pair means nothing below that, a mean over 6 pairs means nothing below 1.2%."
+    assert (
+        floor
+        and floor.text == "Equal runs lie up to 1.0% apart here: one pair means nothing below that, a mean over 6 pairs means nothing below 1.2%."
+    )
     assert floor.statistics.startswith(
         "The noise floor: ref2 and ref differ by up to 1.0% in goodput (6 pairs, 6 of 6 ended bit for bit alike) and equal runs"
     )

@@ -122,6 +122,11 @@ def cases(verdict: AuditVerdict) -> list[Case]:
     """A case for each promise of each arm."""
     states = {"kept": PASSED, "broken": FAILED}
     return [
-        Case(each.arm or "job", each.promise, states.get(each.status, SKIPPED), each.message if each.status in states else f"{each.status}: {each.message}")
+        Case(
+            each.arm or "job",
+            each.promise,
+            states.get(each.status, SKIPPED),
+            each.message if each.status in states else f"{each.status}: {each.message}",
+        )
         for each in verdict.findings
     ]
