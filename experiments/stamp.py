@@ -44,10 +44,10 @@ def code_digests(studies: tuple[str, ...] = (), *, runs: bool = False, gpu: bool
     and with `runs` of all that runs are made by as well. `gpu`: with the code that only a GPU runs."""
     files, configurations = set(PACKAGE.rglob("*.py")), set((ROOT / CONF).rglob("*.yaml"))
     if studies:
-        of_runs = {file for file in files if file.relative_to(PACKAGE).parts[0] not in OF_STUDIES} if runs else set()
-        files &= frozenset[Path](of_runs).union(*map(reached, studies))
-        apart = {path for path in configurations if path.parent.name == "study"} if runs else configurations - {ROOT / CONF / "study.yaml"}
-        configurations -= apart - {ROOT / CONF / "study" / f"{name}.yaml" for name in studies}
+        used = frozenset[Path]().union(*map(reached, studies))
+        files = {file for file in files if file in used or (runs and file.relative_to(PACKAGE).parts[0] not in OF_STUDIES)}
+        own = {ROOT / CONF / "study.yaml", *(ROOT / CONF / "study" / f"{name}.yaml" for name in studies)}
+        configurations = {path for path in configurations if path in own or (runs and path.parent.name != "study")}
     if not gpu:
         files = {file for file in files if not file.stem.endswith("_gpu")}
     rooms = {path.name: path for path in sorted(PACKAGE.iterdir()) if path.is_dir()}

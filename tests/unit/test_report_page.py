@@ -138,7 +138,6 @@ def test_the_figures_say_the_recorded_values(tmp_path: Path) -> None:
     assert "kill of rank 1 at step 24" in page.text
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_the_runs_that_failed_stand_first_whatever_their_suite(tmp_path: Path) -> None:
     plans = [plan for suite in ("one", "two") for plan in arms(suite)]
     plans[-1].verdict = "invalid"
@@ -147,6 +146,7 @@ def test_the_runs_that_failed_stand_first_whatever_their_suite(tmp_path: Path) -
     assert len(table.rows) == 8
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_run_is_known_to_the_filter_wherever_it_stands(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path / "sweep", [*arms("one", 1), *arms("two", 2)])
     page = page_of(sweep)

@@ -163,8 +163,7 @@ def _check_group(override: Override, options: list[str], listed: bool) -> None:
         raise ConfigError(key, "is always there" if listed else "is not there unless it joins", f"write {text.lstrip('+') if listed else '+' + text}")
     for value in values(override):
         if str(value) not in options:
-            near = did_you_mean(str(value), options) if not _is_installed(key, str(value)) else ""
-            raise ConfigError(key, f"must be one of {', '.join(options)}, got {shown(value)}", near or _how_to_add(key, str(value)))
+            raise ConfigError(key, f"must be one of {', '.join(options)}, got {shown(value)}", _way_out(key, str(value), options))
 
 
 def _name_key(group: str) -> tuple[str, str]:
@@ -174,18 +173,13 @@ def _name_key(group: str) -> tuple[str, str]:
     return next(((f"{group}.{each.name}", each.metadata["group"]) for each in fields if each.metadata.get("group")), ("", ""))
 
 
-def _is_installed(group: str, name: str) -> bool:
-    _, added_by = _name_key(group)
-    return bool(added_by and entry_points(group=added_by, name=name))
-
-
-def _how_to_add(group: str, name: str) -> str:
-    """The way to an option that there is no YAML file for."""
+def _way_out(group: str, name: str, options: list[str]) -> str:
+    """What to type or to write where `group` has no YAML file `name`."""
     key, added_by = _name_key(group)
-    if _is_installed(group, name):
+    if added_by and entry_points(group=added_by, name=name):
         return f"it is installed, but brings no YAML file: write {key}={name}"
     by_package = f"; what it names joins by an entry point in {added_by}: see CONTRIBUTING.md" if added_by else ""
-    return f"an option of your own is a file {group}/NAME.yaml in --config-dir DIR{by_package}"
+    return did_you_mean(name, options) or f"an option of your own is a file {group}/NAME.yaml in --config-dir DIR{by_package}"
 
 
 def values(override: Override) -> list[Any]:

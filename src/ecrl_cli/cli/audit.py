@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ecrl_cli.audit.verdict import EXIT_CODES, AuditVerdict, render
-from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report, github, junit
+from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report, tell
 from ecrl_cli.cli.console import Parser, out, restrict, say
 from ecrl_cli.errors import ConfigError, shown
 
@@ -100,10 +100,7 @@ def _answer(verdict: AuditVerdict, folder: Path, flags: Namespace) -> None:
         sys.stdout.write(json.dumps(verdict.to_json(), indent=2) + "\n")
     else:
         out(render(verdict, folder.name))
-    if flags.junit:
-        flags.junit.write_text(junit(folder.name, cases(verdict)), encoding="utf-8")
-    for text in github(cases(verdict)) if flags.github else ():
-        sys.stderr.write(text + "\n")
+    tell(folder.name, cases(verdict), flags.junit, annotate=flags.github)
 
 
 def _compare_states(paths: list[Path]) -> int:

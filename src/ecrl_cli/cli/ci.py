@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,15 @@ def check_report(report: Path | None) -> None:
     """ConfigError before anything is run, if the report could not be written after it."""
     if report is not None and (not report.absolute().parent.is_dir() or report.is_dir()):
         raise ConfigError("--junit", f"{shown(str(report))} cannot be written", "name a file in a folder that there is")
+
+
+def tell(name: str, cases: Iterable[Case], report: Path | None, *, annotate: bool) -> None:
+    """Writes `cases` as JUnit XML into `report`, if there is one, and with `annotate` as GitHub's annotations to standard error."""
+    listed = list(cases)
+    if report:
+        report.write_text(junit(name, listed), encoding="utf-8")
+    for text in github(listed) if annotate else ():
+        sys.stderr.write(text + "\n")
 
 
 def junit(name: str, cases: Iterable[Case]) -> str:

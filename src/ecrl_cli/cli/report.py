@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report, github, junit
+from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report, tell
 from ecrl_cli.cli.console import Parser, out, restrict, say
 from ecrl_cli.cli.targets import checked
 from ecrl_cli.cli.verify import judge, side_by_side
@@ -48,10 +48,7 @@ def report(argv: Sequence[str]) -> int:
     document = json.loads(written.read_text(encoding="utf-8")) if flags.junit or flags.github or flags.json else {}
     if flags.junit or flags.github:
         cases = history_cases(document) if flags.history else gate_cases(document)
-        for text in github(cases) if flags.github else ():
-            sys.stderr.write(text + "\n")
-        if flags.junit:
-            flags.junit.write_text(junit("ecrl report", cases), encoding="utf-8")
+        tell("ecrl report", cases, flags.junit, annotate=flags.github)
     if flags.json:
         sys.stdout.write(json.dumps({"page": page, "exit_code": made.exit_code, "text": made.text, **document}, indent=2) + "\n")
     else:
@@ -62,23 +59,21 @@ def report(argv: Sequence[str]) -> int:
 def gate_cases(document: dict[str, Any]) -> list[Case]:
     """report.json's gates of each suite and of each study, what a study skipped, and the verdict of each run."""
     states = {"valid": PASSED, "invalid": FAILED}
-    gates = [
-        Case(suite, each["name"], PASSED if each["passed"] else FAILED, each["message"])
-        for suite, gates in document["gates"].items()
-        for each in gates
-    ]
-    verdicts = [Case(row["run"], "verdict", states.get(row["verdict"], SKIPPED), str(row["verdict"])) for row in document["runs"]]
-    return gates + [case for study in document.get("studies", ()) for case in study_cases(study)] + verdicts
+    suites = [case for suite, gates in document["gates"].items() for case in _of_gates(suite, gates)]
+    studies = [case for study in document.get("studies", ()) for case in study_cases(study)]
+    return suites + studies + [Case(row["run"], "verdict", states.get(row["verdict"], SKIPPED), str(row["verdict"])) for row in document["runs"]]
 
 
 def study_cases(study: dict[str, Any]) -> list[Case]:
-    """The gates of a study of report.json, what it skipped, and that it is not finished."""
+    """That a study of report.json is not finished, its gates, and what it skipped."""
     name = study["folder"]
-    if "gates" not in study:
-        return [Case(name, "finished", FAILED, study["headline"])]
-    unfinished = [] if study["complete"] else [Case(name, "finished", FAILED, study["headline"])]
-    gates = [Case(name, each["name"], PASSED if each["passed"] else FAILED, each["message"]) for each in study["gates"]]
-    return unfinished + gates + [Case(name, each["arm"], SKIPPED, f"skipped: {each['reason']}") for each in study["skips"]]
+    unfinished = [] if study.get("complete") else [Case(name, "finished", FAILED, study["headline"])]
+    skipped = [Case(name, each["arm"], SKIPPED, f"skipped: {each['reason']}") for each in study.get("skips", ())]
+    return unfinished + _of_gates(name, study.get("gates", ())) + skipped
+
+
+def _of_gates(name: str, gates: Iterable[dict[str, Any]]) -> list[Case]:
+    return [Case(name, each["name"], PASSED if each["passed"] else FAILED, each["message"]) for each in gates]
 
 
 def history_cases(document: dict[str, Any]) -> list[Case]:

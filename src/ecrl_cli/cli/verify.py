@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from ecrl_cli.checkpoint.format.names import STEP_METADATA
 from ecrl_cli.checkpoint.repair.repair import check_folder
 from ecrl_cli.checkpoint.repair.scrub import ScrubConfig
-from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report, github, junit
+from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report
+from ecrl_cli.cli.ci import tell as tell_ci
 from ecrl_cli.cli.console import Parser, out, restrict, say
 from ecrl_cli.cli.manifest import verify_manifests
 from ecrl_cli.cli.scrub import VerifyOutput, integrity_config, scrubbed, unreadable
@@ -68,10 +69,7 @@ def verify(argv: Sequence[str]) -> int:
         config = ScrubConfig(flags.sample, flags.deep, integrity_config(folder.folder.resolve(), flags.max_bytes))
         answers[folder.label] = scrubbed(folder, config, flags.repair)
     cases = [case for name, answer in answers.items() for case in _cases(name, answer.document)]
-    if flags.junit:
-        flags.junit.write_text(junit("ecrl verify", cases), encoding="utf-8")
-    for text in github(cases) if flags.github else ():
-        sys.stderr.write(text + "\n")
+    tell_ci("ecrl verify", cases, flags.junit, annotate=flags.github)
     if flags.json:
         sys.stdout.write(json.dumps({name: answer.document for name, answer in answers.items()}, indent=2) + "\n")
     for answer in answers.values():
