@@ -146,9 +146,7 @@ def _result(document: dict[str, Any], verdicts: dict[str, dict[str, Any]]) -> di
     for verdict in verdicts.values():
         for finding in verdict["findings"]:
             promises.setdefault(finding["promise"], Counter())[finding["status"]] += 1
-    studies = [
-        {"name": each["name"], "gates": each["gates"], "planned": each["planned"], "done": each["done"]} for each in document.get("studies", [])
-    ]
+    studies = [{key: each[key] for key in ("name", "gates", "planned", "done", "notes")} for each in document.get("studies", [])]
     return {
         "headline": document["headline"],
         "sentences": document["sentences"],

@@ -168,7 +168,8 @@ def _outcome(experiment: Experiment, kept: Kept) -> list[str]:
         lines += table.markdown(experiment.folder)
     for study in kept.result["studies"]:
         lines += [f"{study['name']}: {study['done']:,} of {study['planned']:,} trials.", ""]
-        lines += [f"- {'passed' if gate['passed'] else '**failed**'}: {gate['name']}: {gate['message']}" for gate in study["gates"]] + [""]
+        lines += [f"- {'passed' if gate['passed'] else '**failed**'}: {gate['name']}: {gate['message']}" for gate in study["gates"]]
+        lines += [f"- {note}" for note in study.get("notes", ())] + [""]  # results kept before have none
     if promises := kept.result["promises"]:
         lines += ["| promise | valid | invalid | unknown | not checked |", "| --- | ---: | ---: | ---: | ---: |"]
         lines += [f"| {name} | {' | '.join(str(counts.get(status, 0)) for status in _STATUSES)} |" for name, counts in promises.items()] + [""]

@@ -159,6 +159,17 @@ def test_a_restart_is_excused_only_where_nobody_could_go_on() -> None:
     assert "ended as died, and its ranks went on" in live_invariants.restarted(counted)
 
 
+@pytest.mark.parametrize(("strategy", "killed"), [("blocking", {0}), ("overlapped", set())])
+def test_a_killed_writer_is_rank_0_where_rank_0_writes(strategy: str, killed: set[int]) -> None:
+    """One rank is left of two when the writer of step 8 is killed: alone under blocking checkpoints it leaves nobody who could go on."""
+    planned, fired = PlannedFailure(0, "writer", 0, 8, "save", point="before_rename"), InjectedFault(0, "writer", 0, 8, 0, 0.0, 0.0, 8)
+    fault = live_invariants.effect(build(LiveRunSpec("redistribute", 2, 0, strategy, 0.0).keys()), planned, fired)
+    assert fault.ranks == killed
+    told = anew(history())
+    alone = retold(told, attempt=replace(told.attempts[0].attempt, world_size=1), faults=(fault,))
+    assert bool(live_invariants.restarted(alone)) == (not killed)
+
+
 def test_who_died_while_it_started_leaves_those_who_hold_the_state() -> None:
     """Rank 1 is a newcomer that has not been given the state when rank 0 and 2, who have it, die."""
     told = anew(history())

@@ -11,6 +11,7 @@ from ecrl_cli.config.elastic import fits
 from ecrl_cli.config.fault_spec import STARTING
 from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.data.order import Ids, epoch_order, position, shard, steps_per_epoch, window
 from ecrl_cli.failures.fault_kind import Victim, fault_kind
 from ecrl_cli.failures.fault_log import read_fired
@@ -78,14 +79,15 @@ class RunHistory:
 
 
 def read_history(layout: RunLayout, config: RunConfig) -> RunHistory:
-    planned, fired = read_plan(layout), read_fired(layout)
+    planned = read_plan(layout)
     size = int(read_json(layout.dataset)["size"])
-    return RunHistory(config, size, tuple(_attempt(layout, attempt, planned, fired) for attempt in read_record(layout).attempts))
+    effects = tuple(effect(config, planned[each.index], each) for each in read_fired(layout))
+    return RunHistory(config, size, tuple(_attempt(layout, attempt, effects) for attempt in read_record(layout).attempts))
 
 
-def _attempt(layout: RunLayout, attempt: Attempt, planned: tuple[PlannedFailure, ...], fired: tuple[InjectedFault, ...]) -> AttemptHistory:
+def _attempt(layout: RunLayout, attempt: Attempt, effects: tuple[FaultEffect, ...]) -> AttemptHistory:
     folder, ranks = layout.attempt(attempt.attempt), range(attempt.world_size)
-    faults = tuple(_effect(planned[each.index], each) for each in fired if each.attempt == attempt.attempt)
+    faults = tuple(each for each in effects if each.fired.attempt == attempt.attempt)
     reports = {rank: read_journal(folder.survivor_report(rank), SurvivorReport).events for rank in ranks}
     return AttemptHistory(
         attempt,
@@ -96,9 +98,11 @@ def _attempt(layout: RunLayout, attempt: Attempt, planned: tuple[PlannedFailure,
     )
 
 
-def _effect(planned: PlannedFailure, fired: InjectedFault) -> FaultEffect:
-    ranks = frozenset() if fault_kind(planned.kind).victim is Victim.WRITER else frozenset((planned.rank, *planned.others))
-    return FaultEffect(planned, fired, ranks)
+def effect(config: RunConfig, planned: PlannedFailure, fired: InjectedFault) -> FaultEffect:
+    """A killed writer is rank 0 where no background writer writes, and else no rank."""
+    if fault_kind(planned.kind).victim is Victim.WRITER:
+        return FaultEffect(planned, fired, frozenset((0,)) if strategy_of(config).writes_in_rank else frozenset())
+    return FaultEffect(planned, fired, frozenset((planned.rank, *planned.others)))
 
 
 def _timeless(report: SurvivorReport) -> SurvivorReport:
