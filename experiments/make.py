@@ -6,6 +6,7 @@ Started again it goes on where it was stopped: sweeps and studies do that themse
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from experiments.packed import pack
 from experiments.registry import RESULTS, Experiment, ExperimentError
@@ -25,6 +26,8 @@ from experiments.stamp import JUDGES, Session, changed, judged, session, stamp
 ECRL = (sys.executable, "-m", "ecrl_cli.cli.main")
 STOPPED = (130, 143, -2, -15)  # by a signal; the same command goes on
 REFUSED = (2, 8, 9)  # bad input, a run that another process holds, fenced: nothing was run, or not by this call
+JUDGED = (0, 1, 3)  # ended: all is well, a verdict or gate failed, a verdict is missing
+TRAINED = (0,)  # training judges nothing: with any other code a run of it has not ended
 KEPT = ("runs.csv", "summary.csv", "comparisons.csv", "restarts.csv", "recoveries.csv", "checkpointers.csv", "publication_summary.md")
 LARGEST_TABLE = 100_000  # bytes of a study's table that is kept
 
@@ -67,13 +70,13 @@ def _kept(experiment: Experiment, outputs: Path, results: Path, stamped: Callabl
     with tempfile.TemporaryDirectory(prefix=f".{experiment.name}-", dir=_made(results)) as scratch:
         new, report = Path(scratch) / experiment.name, Path(scratch) / "report"
         new.mkdir()
-        verdicts = {} if experiment.is_study else _verified(experiment.run_folders(outputs))
-        code = _ecrl("report", *map(str, folders), "--out", str(report), quiet=True)
-        if code not in (0, 1, 3):
-            raise ExperimentError(f"{experiment.name}: ecrl report ended with {code}")
+        verdicts = {} if experiment.is_study else _verified(experiment, experiment.run_folders(outputs))
+        code = _ended(experiment, JUDGED, "report", *map(str, folders), "--out", str(report), out=subprocess.DEVNULL)
         if not (report / "report.json").is_file():  # a study was ended from outside
             raise ExperimentError(f"{experiment.name}: nothing to report, for it has not ended; the same command goes on from here")
         document = json.loads((report / "report.json").read_text(encoding="utf-8"))
+        if unfinished := [study["name"] for study in document.get("studies", ()) if not study.get("complete")]:  # a lost worker ends it with 1, too
+            raise ExperimentError(f"{experiment.name}: not all trials of {', '.join(unfinished)} have ended; the same command goes on from here")
         _keep(experiment, report, folders, new)
         runs = [document for folder in folders for document in _environments(folder)]
         _write(new / "environment.json", runs[0])
@@ -96,11 +99,10 @@ def _run(experiment: Experiment, outputs: Path, data: str) -> list[Session]:
     try:
         with session(called):
             for given in experiment.given(outputs, data):
-                code = _ecrl(*given, *(["--yes"] if given[0] != "study" else []))
-                if code in STOPPED:
-                    raise Stopped(code)
-                if code in REFUSED:
-                    raise ExperimentError(f"{experiment.name}: the command was refused, for the reason above; nothing was kept")
+                if given[0] == "study":
+                    _ended(experiment, JUDGED, *given)
+                else:
+                    _ended(experiment, TRAINED, *given, "--yes")
     finally:
         with log.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(asdict(each)) + "\n" for each in called)
@@ -108,9 +110,20 @@ def _run(experiment: Experiment, outputs: Path, data: str) -> list[Session]:
     return [Session(**json.loads(line)) for line in lines]
 
 
-def _ecrl(*given: str, quiet: bool = False) -> int:
-    """The exit code of `ecrl GIVEN...`. It has a process group of its own, and SIGINT and SIGTERM are handed on to it: it saves and ends by itself,
-    and a second one ends it at once."""
+def _ended(experiment: Experiment, codes: tuple[int, ...], *given: str, out: int | IO[str] | None = None) -> int:
+    """The exit code of `ecrl GIVEN...`, one of `codes`. Stopped where it was stopped; ExperimentError where it was refused or failed."""
+    code = _ecrl(*given, out=out)
+    if code in STOPPED:
+        raise Stopped(code)
+    if code not in codes:
+        ended = "was refused, for the reason above" if code in REFUSED else "failed; once the cause is gone the same command goes on from here"
+        raise ExperimentError(f"{experiment.name}: nothing was kept: exit code {code}: the command {ended}: ecrl {shlex.join(given)}")
+    return code
+
+
+def _ecrl(*given: str, out: int | IO[str] | None = None) -> int:
+    """The exit code of `ecrl GIVEN...`, with standard output to `out`. It has a process group of its own, and SIGINT and SIGTERM are handed on to it:
+    it saves and ends by itself, and a second one ends it at once."""
     running: list[subprocess.Popen[bytes]] = []
 
     def hand_on(number: int, frame: FrameType | None) -> None:
@@ -119,19 +132,19 @@ def _ecrl(*given: str, quiet: bool = False) -> int:
 
     before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        running.append(subprocess.Popen([*ECRL, *given], stdout=subprocess.DEVNULL if quiet else None, process_group=0))
+        running.append(subprocess.Popen([*ECRL, *given], stdout=out, process_group=0))
         return running[0].wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _verified(folders: list[Path]) -> dict[str, dict[str, Any]]:
-    """By run, what `ecrl verify` says of it."""
-    done = subprocess.run([*ECRL, "verify", *map(str, folders), "--json"], stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode not in (0, 1, 3):
-        raise ExperimentError(f"ecrl verify ended with {done.returncode}; nothing was kept")
-    return dict(json.loads(done.stdout))
+def _verified(experiment: Experiment, folders: list[Path]) -> dict[str, dict[str, Any]]:
+    """By folder of a run, what `ecrl verify` says of it: without findings where it could not be judged."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
+        _ended(experiment, JUDGED, "verify", *map(str, folders), "--json", out=out)
+        out.seek(0)
+        return dict(json.load(out))
 
 
 def _environments(folder: Path) -> Iterator[dict[str, Any]]:
@@ -144,13 +157,13 @@ def _result(document: dict[str, Any], verdicts: dict[str, dict[str, Any]]) -> di
     """What the page is made of: the report's sentences, a verdict for each run and counts for each promise, gates."""
     promises: dict[str, Counter[str]] = {}
     for verdict in verdicts.values():
-        for finding in verdict["findings"]:
+        for finding in verdict.get("findings", ()):
             promises.setdefault(finding["promise"], Counter())[finding["status"]] += 1
     studies = [{key: each[key] for key in ("name", "gates", "planned", "done", "notes")} for each in document.get("studies", [])]
     return {
         "headline": document["headline"],
         "sentences": document["sentences"],
-        "verdicts": {verdict["run"]: verdict["status"] for verdict in verdicts.values()},
+        "verdicts": {verdict.get("run", Path(folder).name): verdict["status"] for folder, verdict in verdicts.items()},
         "promises": {name: dict(counts) for name, counts in promises.items()},
         "failed_gates": [
             {"suite": suite, "gate": gate["name"], "message": gate["message"]}

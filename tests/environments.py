@@ -59,7 +59,7 @@ FILES = (
     "unit/test_checkpoint_integrity.py",
     "unit/test_storage_fs.py",
     "unit/test_storage_files.py",
-    "unit/test_runs_run_dir_link.py",
+    "unit/test_runs_run_dir.py",
     "unit/test_cli_main.py",
     "unit/test_cli_scrub.py",
     "unit/test_linux_run_lock.py",

@@ -17,6 +17,7 @@ from ecrl_cli.config.failure_kinds import BUILTIN, FAILURE_KINDS
 from ecrl_cli.config.launchers import LAUNCHERS
 from ecrl_cli.config.recoveries import RECOVERIES
 from ecrl_cli.config.strategies import STRATEGIES
+from tests.environments import ENVIRONMENTS
 
 PACKAGE = Path(__file__).parent.parent / "src" / "ecrl_cli"
 FLOORS = [
@@ -359,3 +360,8 @@ def test_no_name_is_a_word_that_was_given_up_for_the_fields() -> None:
         if (found := word.removesuffix("s")) in RETIRED or (found := word) in RETIRED
     ]
     assert not said
+
+
+def test_every_file_that_an_environment_runs_exists() -> None:
+    files = {test.partition("::")[0] for environment in ENVIRONMENTS.values() for test in environment.tests}
+    assert [name for name in sorted(files) if not (Path(__file__).parent / name).is_file()] == []

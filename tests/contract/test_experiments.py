@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -263,26 +264,73 @@ def test_nothing_else_is_judged_anew(changes: dict[str, str], said: str, made: P
         judge(small(), made / "outputs", tmp_path / "nowhere")
 
 
+ENDS_EARLY = """
+import os, sys
+from ecrl_cli.cli.main import main
+if sys.argv[1] != {verb!r}:
+    sys.exit(main())
+os.kill(os.getpid(), -{code}) if {code} < 0 else sys.exit({code})
+"""
+
+
 @pytest.mark.parametrize(
-    ("code", "error", "said"),
+    ("verb", "code", "error", "said"),
     [
-        (130, Stopped, "130"),
-        (143, Stopped, "143"),
-        (2, ExperimentError, "small: the command was refused, for the reason above"),
-        (8, ExperimentError, "small: the command was refused, for the reason above"),
+        ("-m", 130, Stopped, "130"),
+        ("-m", 143, Stopped, "143"),
+        ("-m", 2, ExperimentError, "small: nothing was kept: exit code 2: the command was refused, for the reason above: ecrl -m "),
+        ("-m", 8, ExperimentError, "small: nothing was kept: exit code 8: the command was refused, for the reason above: ecrl -m "),
+        ("-m", 1, ExperimentError, "small: nothing was kept: exit code 1: the command failed; "),
+        ("-m", 5, ExperimentError, "small: nothing was kept: exit code 5: the command failed; "),
+        ("-m", 7, ExperimentError, "small: nothing was kept: exit code 7: the command failed; "),
+        ("-m", 70, ExperimentError, "small: nothing was kept: exit code 70: the command failed; "),
+        ("-m", -9, ExperimentError, "small: nothing was kept: exit code -9: the command failed; .*: ecrl -m "),
+        ("verify", 130, Stopped, "130"),
+        ("verify", -9, ExperimentError, "small: nothing was kept: exit code -9: the command failed; .*: ecrl verify "),
+        ("report", 130, Stopped, "130"),
+        ("report", 143, Stopped, "143"),
+        ("report", 5, ExperimentError, "small: nothing was kept: exit code 5: the command failed; .*: ecrl report "),
     ],
 )
-def test_what_is_stopped_or_refused_keeps_nothing_and_leaves_what_was_kept(
-    code: int, error: type[Exception], said: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_stopped_refused_or_fails_keeps_nothing_and_leaves_what_was_kept(
+    verb: str, code: int, error: type[Exception], said: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subprocess.run(["cp", "-a", str(made / "results"), str(tmp_path)], check=True)
-    monkeypatch.setattr(making, "ECRL", (sys.executable, "-c", f"import sys; sys.exit({code})"))
+    """One of two runs is there to be judged and kept in place of both."""
+    subprocess.run(["cp", "-a", *(str(made / name) for name in ("outputs", "results")), str(tmp_path)], check=True)
+    shutil.rmtree(next((tmp_path / "outputs" / "small").glob("*-ref-*")))
+    monkeypatch.setattr(making, "ECRL", (sys.executable, "-c", ENDS_EARLY.format(verb=verb, code=code)))
+    if verb != "-m":
+        monkeypatch.setattr(making, "_run", lambda *given: [])
     before = (tmp_path / "results" / "small" / "stamp.json").read_bytes()
+    sessions = (tmp_path / "outputs" / "small.sessions.jsonl").read_text(encoding="utf-8")
     with pytest.raises(error, match=said):
         make(small(), tmp_path / "outputs", "", tmp_path / "results")
     assert (tmp_path / "results" / "small" / "stamp.json").read_bytes() == before
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["small"]
-    assert len((tmp_path / "outputs" / "small.sessions.jsonl").read_text(encoding="utf-8").splitlines()) == 1, "the time of a stopped session counts"
+    after = (tmp_path / "outputs" / "small.sessions.jsonl").read_text(encoding="utf-8").removeprefix(sessions)
+    assert len(after.splitlines()) == (verb == "-m"), "the time of a stopped session counts"
+
+
+def test_a_study_that_has_lost_a_worker_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with 1, as one that failed a gate."""
+    folder = tmp_path / "outputs" / "study"
+    run_ecrl(tmp_path, "study", "study=compat", f"run_dir={folder}")
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    (folder / "result.json").write_text(json.dumps(result | {"complete": False, "done": 1}), encoding="utf-8")
+    monkeypatch.setattr(making, "ECRL", (sys.executable, "-c", ENDS_EARLY.format(verb="study", code=1)))
+    with pytest.raises(ExperimentError, match="study: not all trials of compat have ended; the same command goes on from here"):
+        make(STUDY, tmp_path / "outputs", "", tmp_path / "results")
+    assert list((tmp_path / "results").iterdir()) == []
+
+
+def test_a_run_that_cannot_be_judged_is_kept_as_unknown_and_counts_in_no_promise(made: Path, tmp_path: Path) -> None:
+    subprocess.run(["cp", "-a", *(str(made / name) for name in ("outputs", "results")), str(tmp_path)], check=True)
+    unreadable = next((tmp_path / "outputs" / "small").glob("*-ref-*"))
+    (unreadable / "config.json").unlink()
+    assert judge(small(), tmp_path / "outputs", tmp_path / "results") == 1, "the gate `verified`"
+    result = json.loads((tmp_path / "results" / "small" / "result.json").read_text(encoding="utf-8"))
+    assert result["verdicts"][unreadable.name] == "unknown"
+    assert result["promises"]["exactly-once"] == {"valid": 1}
 
 
 def test_a_study_of_the_runs_before_it_reads_them_where_they_were_made(tmp_path: Path) -> None:

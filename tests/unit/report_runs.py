@@ -345,6 +345,14 @@ def timed(run: Path, wall_s: float) -> None:
     judged_again(layout)
 
 
+def later(run: Path, seconds: float) -> None:
+    """Let `run` have been started so much later: then it is a repeat, and no copy."""
+    document = read_json(run / "supervisor.json")
+    document["sessions"][0]["time"] += seconds
+    write_json(run / "supervisor.json", document)
+    judged_again(RunLayout(run))
+
+
 def full_plans(suite: str, names: Sequence[str] = tuple(WALLS)) -> list[Plan]:
     """Every arm of a suite with three seeds."""
     found = {plan.variant: plan for plan in arms(suite)}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,13 +14,14 @@ import sys
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import IO
 
 import pytest
 
 from ecrl_cli import __version__
 from ecrl_cli.cli import report, verify
 from ecrl_cli.cli.help_text import VERBS
-from ecrl_cli.cli.main import main
+from ecrl_cli.cli.main import DEFECT, main
 from ecrl_cli.errors import EvidenceMissing, RecordError
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.model.run_record import Judging
@@ -237,3 +240,66 @@ def test_report_says_where_the_page_is(sweep: Path, monkeypatch: pytest.MonkeyPa
     assert main(["report", str(sweep), "--out", "o", "--against", str(sweep)]) == 3
     assert asked == [([sweep], Path("o"), sweep, Judging(anew=False, missing=report.verify_all))]
     assert capsys.readouterr().out == "table\np.html\n"
+
+
+def ended(*words: str, out: int | IO[bytes] = subprocess.DEVNULL, err: int | IO[bytes] = subprocess.PIPE) -> tuple[int, bytes | None]:
+    """The exit code of the command in a process of its own, which buffers what it prints, and what it says on standard error."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run([sys.executable, "-m", "ecrl_cli.cli.main", *words], stdout=out, stderr=err, env=environment, check=False)
+    return done.returncode, done.stderr
+
+
+def test_a_full_disk_is_told_in_one_line() -> None:
+    with Path("/dev/full").open("wb") as full:
+        assert ended("--help", out=full) == (5, b"ecrl: error: E-storage ecrl: ENOSPC (No space left on device)\n")
+        assert ended("verify", "nowhere", err=full)[0] == 2, "where nothing can be told, the exit code stays"
+
+
+def test_a_closed_pipe_is_told_in_one_line() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as pipe:
+        assert ended("--help", out=pipe) == (5, b"ecrl: error: E-storage ecrl: EPIPE (Broken pipe)\n")
+
+
+def test_a_closed_standard_output_is_no_defect() -> None:
+    closed = f"exec {shlex.quote(sys.executable)} -m ecrl_cli.cli.main --version >&-"
+    done = subprocess.run(["sh", "-c", closed], stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_what_a_terminal_cannot_show_is_shown_as_escapes(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "render", lambda verdict: "Łódź: valid")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
+    assert main(["verify", str(sweep / "valid")]) == 0
+    sys.stdout.seek(0)
+    assert sys.stdout.read() == "\\u0141ód\\u017a: valid\n"
+
+
+def test_a_defect_is_told_as_one_with_its_traceback_and_is_no_verdict(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "build_report", lambda *given: [].pop())
+    assert main(["report", str(sweep)]) == DEFECT == 70
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert last == "ecrl: error: E-internal IndexError: pop from empty list; a defect in ECRL and no verdict: please report it with the lines above"
+
+
+LOOKS_LIKE_COMMANDS = "::stop-commands::x: valid\n  ::error::no\nof ::these ##[group]two"
+
+
+@pytest.mark.parametrize(
+    ("there", "shown"),
+    [("", LOOKS_LIKE_COMMANDS), ("true", "\u200b::stop-commands::x: valid\n  \u200b::error::no\nof ::these ##\u200b[group]two")],
+)
+def test_github_obeys_nothing_that_a_run_is_named(
+    there: str, shown: str, sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Annotations are for it to obey."""
+    monkeypatch.setenv("GITHUB_ACTIONS", there)
+    monkeypatch.setattr(verify, "render", lambda verdict: LOOKS_LIKE_COMMANDS)
+    assert main(["verify", str(sweep / "invalid"), "--github"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == shown + "\n"
+    assert captured.err == "::error title=invalid%3A verify::invalid\n"

@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -109,6 +110,34 @@ def test_a_slower_build_is_said_in_words(three: Path, tmp_path: Path, capsys: py
     assert "Every arm of b is valid." in said
     assert "one ovl is slower than in c: -20.0%. Mean of ratios, identical in all pairs, 3 pairs; above the noise floor of " in said
     assert "Around b this changed: git_revision a1 to b2b2b2b2b2b2." in said
+    assert "each at 95%: about 0.9 would show by chance alone. How far two builds of the same code lie apart was not measured." in said
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_gate_of_the_newest_build_that_failed_is_said_and_told_to_ci(three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("c", "b"):
+        shutil.copytree(three / name, tmp_path / name)
+    shutil.rmtree(tmp_path / "b" / "one-ovl-s4242")
+    with (tmp_path / "b" / "manifest.csv").open("r+", newline="") as file:
+        rows = [row for row in file if not row.startswith("one-ovl-s4242,")]
+        file.seek(0)
+        file.truncate()
+        file.writelines(rows)
+    assert main(["report", "--history", str(tmp_path), "--out", str(tmp_path / "out"), "--junit", str(tmp_path / "ci.xml")]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("Every arm of b is valid, but a quality gate failed.\nGate failed: one: arms: ovl lacks seed 4242.\n")
+    cases = ElementTree.parse(tmp_path / "ci.xml").iter("testcase")
+    assert {(case.get("classname"), case.get("name")) for case in cases if case.find("failure") is not None} == {("one", "arms")}
+    assert [gate["name"] for gate in json.loads((tmp_path / "out" / "history.json").read_text())["gates"]["one"] if not gate["passed"]] == ["arms"]
+
+
+def test_builds_of_one_name_in_folders_of_one_name_are_told_apart(three: Path, tmp_path: Path) -> None:
+    for side, name in (("m1", "c"), ("m2", "b")):
+        shutil.copytree(three / name, tmp_path / side / "nightly" / "build")
+    assert [build.name for build in read_history([tmp_path / side / "nightly" for side in ("m1", "m2")]).builds] == [
+        "m1/nightly/build",
+        "m2/nightly/build",
+    ]
 
 
 def test_a_damaged_run_costs_its_own_row(three: Path, tmp_path: Path) -> None:

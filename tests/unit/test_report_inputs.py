@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ecrl_cli.cli.main import main
 from ecrl_cli.errors import ConfigError, EvidenceMissing, RunDirectoryError
 from ecrl_cli.report.build import report
 from ecrl_cli.report.model import run_record
 from ecrl_cli.report.model.inputs import destination, run_inputs
-from tests.unit.report_runs import Plan, arms, make_run, make_sweep
+from tests.unit.report_runs import Plan, arms, compared, edit, later, make_run, make_sweep
 
 
 def test_a_sweep_is_all_its_runs_listed_or_not(tmp_path: Path) -> None:
@@ -28,6 +30,36 @@ def test_a_run_named_twice_counts_once(tmp_path: Path) -> None:
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     one, two = make_run(tmp_path / "a" / "run"), make_run(tmp_path / "b" / "run")
     assert [place.name for place in run_inputs([one, two])] == ["a/run", "b/run"]
+
+
+def test_runs_of_one_name_in_folders_of_one_name_are_told_apart_by_the_folders_above(tmp_path: Path) -> None:
+    sweeps = [make_sweep(tmp_path / side / "nightly", arms()[:1]) for side in ("a", "b")]
+    (alone,) = make_sweep(tmp_path / "c" / "nightly", arms("alone")[:1]).glob("alone-*")
+    assert [place.name for place in run_inputs([*sweeps, alone])] == [
+        "a/nightly/digits-cnn-kill-clean-s1337",
+        "b/nightly/digits-cnn-kill-clean-s1337",
+        "alone-clean-s1337",
+    ]
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_a_broken_run_fails_its_suite_whichever_of_two_sweeps_of_one_name_comes_first(order: str, tmp_path: Path) -> None:
+    for side in "ab":
+        make_sweep(tmp_path / side / "nightly", arms())
+    edit(tmp_path / "a" / "nightly" / "digits-cnn-kill-blk-s1337" / "verdict.json", status="invalid")
+    for supervisor in (tmp_path / "b").glob("*/*/supervisor.json"):
+        later(supervisor.parent, 1e6)
+    found = compared(*(tmp_path / side / "nightly" for side in order))
+    failed = [gate.message for gate in found.gates["digits-cnn-kill"] if not gate.passed]
+    assert found.exit_code == 1 and failed == ["a/nightly/digits-cnn-kill-blk-s1337 is invalid"]
+
+
+def test_names_that_no_folder_can_have_are_passed_over(tmp_path: Path) -> None:
+    """What a power loss leaves of a manifest: zeros."""
+    sweep = make_sweep(tmp_path / "sweep", arms()[:1])
+    with (sweep / "manifest.csv").open("a") as file:
+        file.write("..,x,s,v,1,completed,\n.,x,s,v,1,completed,\n\0\0\0,x,s,v,1,completed,\n\0\0\0\0")
+    assert [place.name for place in run_inputs([sweep])] == ["digits-cnn-kill-clean-s1337"]
 
 
 def test_a_manifest_cannot_point_outside_its_sweep(tmp_path: Path) -> None:
@@ -53,6 +85,19 @@ def test_runs_without_any_metrics_are_missing_evidence(tmp_path: Path) -> None:
     with pytest.raises(EvidenceMissing, match="no run has metrics"):
         report([sweep])
     assert not (sweep / "report").exists()
+
+
+@pytest.mark.parametrize("given", [["a", "b"], ["a", "--against", "empty"], ["a", "damaged"]])
+def test_bad_input_is_refused_before_any_run_is_verified(given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        make_sweep(tmp_path / name, [replace(plan, verdict=None) for plan in arms()[:1]])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "study.json").write_text("{}")
+    (tmp_path / "damaged" / "result.json").write_text("{")
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", *given]) in (2, 6)
+    assert not list(tmp_path.glob("*/*/verdict.json"))
 
 
 def test_where_the_report_goes(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,13 +12,14 @@ import pytest
 from matplotlib.figure import Figure
 
 from ecrl_cli.metrics.statistics import paired
+from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.build import report
 from ecrl_cli.report.figures.export import picture, set_tooltip
 from ecrl_cli.report.formats import change, duration, minus, rate
 from ecrl_cli.report.tables.runs import runs_table
 from ecrl_cli.report.tables.table import text_of
-from tests.unit.report_runs import Plan, Simulation, arms, compared, judged, make_run, make_sweep
+from tests.unit.report_runs import Plan, Simulation, arms, compared, edit, judged, make_run, make_sweep, write_json
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> $\\frac{"
 
@@ -89,6 +91,21 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
 def test_control_characters_do_not_reach_the_page(tmp_path: Path) -> None:
     text = report([make_run(tmp_path / "run", Plan("a\x1b[31m\x00b"))]).page.read_text(encoding="utf-8")
     assert "\x1b" not in text and "\x00" not in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_time_that_is_none_and_a_loss_beyond_all_bounds_cost_no_page(tmp_path: Path) -> None:
+    """A supervisor's time in milliseconds, and two runs of an arm whose perplexity is finite and its square is not."""
+    make_sweep(tmp_path, [replace(plan, seed=seed) for seed in (1, 2) for plan in arms()])
+    for run in tmp_path.glob("*-s*"):
+        document = read_json(run / "supervisor.json")
+        document["sessions"][0]["time"] *= 1000
+        write_json(run / "supervisor.json", document)
+        metrics = read_json(run / "metrics.json")
+        held_out = {"global_step": metrics["target_steps"], "samples": 1, "loss": 400.0, "perplexity": 1e170}
+        edit(run / "metrics.json", evaluations=[held_out])
+    made = report([tmp_path])
+    assert made.exit_code == 0 and "400" in made.page.with_name("runs.csv").read_text()
 
 
 def test_a_variant_that_matplotlib_would_hide_is_in_the_legend(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ecrl_cli.report.tables.comparisons import brief, tables, wins_table
 from ecrl_cli.report.tables.records import comparison_rows, noise_rows, overlap_rows, restart_cost_rows, summary_rows
 from ecrl_cli.report.tables.table import text_of
 from ecrl_cli.report.text.claims import claims
-from tests.unit.report_runs import SEEDS, Plan, arms, compared, edit, full_plans, full_sweep, make_run, make_sweep, timed
+from tests.unit.report_runs import SEEDS, Plan, arms, compared, edit, full_plans, full_sweep, later, make_run, make_sweep, timed
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +126,18 @@ def test_repeats_of_a_matrix_are_paired_within_their_own_sweep(tmp_path: Path) -
     assert len(found) == 6 and all(a.sweep == b.sweep for a, b in found)
     pair = versus(shown, "ovl", "blk", "wall_s")
     assert pair and pair.mean_of_ratios and pair.mean_of_ratios.sd == pytest.approx(0.0, abs=1e-12)
+
+
+def test_no_run_of_repeats_within_a_sweep_counts_in_two_pairs(tmp_path: Path) -> None:
+    """Two of ref and three of blk, all of one seed: two pairs, each with a reference of its own."""
+    make_sweep(tmp_path, [plan for plan in arms("one") if plan.variant in ("ref", "blk")])
+    for arm, more in (("ref", 1), ("blk", 2)):
+        for number in range(more):
+            again = tmp_path / f"one-{arm}-s1337-{number}"
+            shutil.copytree(tmp_path / f"one-{arm}-s1337", again)
+            later(again, 1e4 * (number + 1))
+    found = pairs(compared(tmp_path), "blk", "ref")
+    assert len(found) == 2 and len({id(run) for pair in found for run in pair}) == 4
 
 
 @pytest.mark.parametrize(

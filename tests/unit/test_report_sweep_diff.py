@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -12,11 +14,12 @@ from ecrl_cli.cli.main import main
 from ecrl_cli.cli.report import report
 from ecrl_cli.errors import ConfigError, RunDirectoryError
 from ecrl_cli.metrics.statistics import paired
+from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.model.comparison import ALL, Comparison
 from ecrl_cli.report.model.sweep_diff import SweepDiff, read_sweep_diff, sweep_diff
 from ecrl_cli.report.render.sweep_diff import against_document, against_markdown, against_rows, against_sentences, against_tables, effect_rows
-from tests.unit.report_runs import SEEDS, WALLS, Plan, arms, compared, edit, full_sweep, make_sweep, timed
+from tests.unit.report_runs import SEEDS, WALLS, Plan, arms, compared, edit, full_sweep, later, make_sweep, timed
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,42 @@ def test_the_floor_is_the_larger_of_the_two_and_none_where_one_side_has_none(bot
     unknown = sweep_diff(here, full_sweep(tmp_path, suites=("one",), names=("ref", "blk", "ovl")))
     alone = unknown.contrast("ovl", "goodput")
     assert alone and alone.floor is None and "no noise floor: one side has no A/A arm" in " ".join(against_sentences(unknown))
+
+
+def test_the_floor_is_of_the_side_whose_means_of_equal_runs_differ_more(tmp_path: Path) -> None:
+    """Here one of six pairs is 3% apart and the others are alike; there three pairs lie 2.8% up and down, so that a mean may be as far off."""
+    full_sweep(tmp_path / "here")
+    full_sweep(tmp_path / "there", suites=("one",))
+    for run in (tmp_path / "here").glob("*-ref2-*"):
+        arm = read_json(run.with_name(run.name.replace("ref2", "ref")) / "metrics.json")
+        timed(run, arm["wall_s"] * (1 / 1.03 if run.name == "one-ref2-s1337" else 1.0))
+    for factor, seed in zip((1.028, 1 / 1.028, 1.0), SEEDS, strict=True):
+        timed(tmp_path / "there" / f"one-ref2-s{seed}", read_json(tmp_path / "there" / f"one-ref-s{seed}" / "metrics.json")["wall_s"] / factor)
+    found = sweep_diff(compared(tmp_path / "here"), compared(tmp_path / "there")).contrast("ovl", "goodput")
+    assert found and found.floor and found.floor.largest == pytest.approx(0.028)
+
+
+def test_repeats_stand_against_one_counterpart_each(tmp_path: Path) -> None:
+    for side in ("mine", "other"):
+        make_sweep(tmp_path / side, [plan for plan in arms() if plan.variant == "ref"])
+        again = tmp_path / side / "again"
+        shutil.copytree(tmp_path / side / "digits-cnn-kill-ref-s1337", again)
+        later(again, 1e4)
+    found = sweep_diff(compared(tmp_path / "mine"), compared(tmp_path / "other"))
+    assert len({id(match.theirs) for match in found.matched}) == len(found.matched) == 2 and found.unmatched == ((), ())
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_is_wrong_on_the_other_side_alone_is_said_and_told_to_ci(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_sweep(tmp_path / "mine", arms())
+    make_sweep(tmp_path / "other", [*arms(), *arms("only-there")])
+    edit(tmp_path / "other" / "only-there-blk-s1337" / "verdict.json", status="invalid")
+    where = ["--out", str(tmp_path / "out"), "--junit", str(tmp_path / "ci.xml")]
+    assert main(["report", str(tmp_path / "mine"), "--against", str(tmp_path / "other"), *where]) == 1
+    assert "Gates of other that failed: only-there: verified: only-there-blk-s1337 is invalid." in capsys.readouterr().out
+    cases = ElementTree.parse(tmp_path / "ci.xml").iter("testcase")
+    failed = {(case.get("classname"), case.get("name")) for case in cases if case.find("failure") is not None}
+    assert failed == {("other: only-there", "verified"), ("other: only-there-blk-s1337", "verdict")}
 
 
 def test_what_differs_around_them_is_named(both: SweepDiff) -> None:

@@ -1,11 +1,13 @@
 """What all commands share: a parser that raises ConfigError; results on standard output and messages on standard error, control characters escaped
-in both; and the mode of the files that they write: by the umask, or for the owner alone with `private`. Never writable by others.
+in both, and nothing in them that GitHub would obey; and the mode of the files that they write: by the umask, or for the owner alone with `private`.
+Never writable by others.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from typing import NoReturn
 
@@ -30,8 +32,17 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+_BREAK = "\N{ZERO WIDTH SPACE}"
+
+
 def _shown(text: str) -> str:
-    return "\n".join(visible(line) for line in text.split("\n"))
+    """`text` with control characters escaped. Where GitHub reads along, its workflow commands are broken up: what is shown here (the name of a
+    stranger's run) may be written like one; real ones are written by `ci.tell`.
+    """
+    lines = [visible(line) for line in text.split("\n")]
+    if os.environ.get("GITHUB_ACTIONS"):
+        lines = [re.sub(r"^ *(?=::)|(?<=##)(?=\[)", rf"\g<0>{_BREAK}", line) for line in lines]
+    return "\n".join(lines)
 
 
 _OTHERS_WRITE, _OTHERS = 0o022, 0o077

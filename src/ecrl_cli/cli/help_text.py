@@ -6,7 +6,7 @@ VERBS = ("train", "verify", "compare", "report", "study", "audit", "doctor", "co
 
 _CODES = """\
 Exit codes: 0 done, valid; 1 invalid; 2 bad input (nothing was written); 3 evidence missing; 4 no valid checkpoint; 5 storage error;
-6 hang; 7 no progress; 8 the run directory is held; 9 fenced; 130/143 stopped, the same command resumes.
+6 hang; 7 no progress; 8 the run directory is held; 9 fenced; 70 a defect of ecrl; 130/143 stopped, the same command resumes.
 """
 
 _ECRL = """\

@@ -2,43 +2,88 @@
 
 from __future__ import annotations
 
+import io
+import os
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
+from typing import TextIO
 
 from ecrl_cli import __version__
 from ecrl_cli.cli.console import say
 from ecrl_cli.cli.help_text import COMPLETION, HELP, VERBS
 from ecrl_cli.config.registry import did_you_mean
-from ecrl_cli.errors import ConfigError, EcrlError, StorageError, shown
+from ecrl_cli.errors import STOPPED, ConfigError, EcrlError, StorageError, first_line, shown
 
 _HELP_FLAGS = ("-h", "--help")
+DEFECT = 70  # EX_SOFTWARE of sysexits.h: an error that nobody foresaw, and so no verdict; Python's own 1 would read as `invalid`
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns the exit code."""
+    """Runs the command and returns the exit code: DEFECT, with the traceback on standard error, for an exception that is none of ECRL's errors.
+
+    Characters that standard output or standard error cannot encode are written as escapes from here on.
+    """
+    _open_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
     debug = "--debug" in words[:cut]
     words = [word for word in words[:cut] if word != "--debug"] + words[cut:]
     try:
-        return _dispatch(words, debug)
+        code = _dispatch(words, debug)
+        sys.stdout.flush()  # a full disk or a closed pipe shows here at the latest: as the interpreter ends nobody could answer it any more
+        return code
     except EcrlError as error:
         return _refuse(error, debug)
     except OSError as error:
         return _refuse(StorageError.of("ecrl", error.filename, error), debug)
     except KeyboardInterrupt:
-        say("ecrl: stopped by SIGINT")
-        return 130
+        _tell("ecrl: stopped by SIGINT")
+        return STOPPED[0]
+    except Exception as error:
+        _tell("".join(traceback.format_exception(error)).rstrip())
+        _tell(f"ecrl: error: E-internal {first_line(error)}; a defect in ECRL and no verdict: please report it with the lines above")
+        return DEFECT
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            _drop_unwritable(stream)
+
+
+def _open_streams() -> None:
+    """Standard output and standard error that any text can be written to; to nowhere if they were closed before the start."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for as long as the process lives
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_unwritable(stream: TextIO) -> None:
+    """Drops what `stream` still holds and cannot write: the interpreter would try again as it ends, complain, and end with 120."""
+    try:
+        stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def _tell(text: str) -> None:
+    """On standard error, if that takes anything: the exit code says it in any case."""
+    with suppress(OSError):
+        say(text)
 
 
 def _refuse(error: EcrlError, debug: bool) -> int:
     if debug:
-        traceback.print_exception(error)
-    say(f"ecrl: error: {error.line()}")
+        _tell("".join(traceback.format_exception(error)).rstrip())
+    _tell(f"ecrl: error: {error.line()}")
     return error.exit_code
 
 

@@ -57,11 +57,15 @@ def report(argv: Sequence[str]) -> int:
 
 
 def gate_cases(document: dict[str, Any]) -> list[Case]:
-    """report.json's gates of each suite and of each study, what a study skipped, and the verdict of each run."""
+    """report.json's gates of each suite and of each study, what a study skipped, and the verdict of each run; of the other side too."""
     states = {"valid": PASSED, "invalid": FAILED}
     suites = [case for suite, gates in document["gates"].items() for case in _of_gates(suite, gates)]
     studies = [case for study in document.get("studies", ()) for case in study_cases(study)]
-    return suites + studies + [Case(row["run"], "verdict", states.get(row["verdict"], SKIPPED), str(row["verdict"])) for row in document["runs"]]
+    verdicts = [(row["run"], str(row["verdict"])) for row in document["runs"]]
+    if against := document.get("against"):
+        suites += [case for suite, gates in against["their_gates"].items() for case in _of_gates(f"{against['theirs']}: {suite}", gates)]
+        verdicts += [(f"{against['theirs']}: {run}", verdict) for run, verdict in against["their_verdicts"].items()]
+    return suites + studies + [Case(run, "verdict", states.get(verdict, SKIPPED), verdict) for run, verdict in verdicts]
 
 
 def study_cases(study: dict[str, Any]) -> list[Case]:
@@ -77,11 +81,12 @@ def _of_gates(name: str, gates: Iterable[dict[str, Any]]) -> list[Case]:
 
 
 def history_cases(document: dict[str, Any]) -> list[Case]:
-    """A case for each arm that the newest build of history.json has."""
+    """A case for each arm that the newest build of history.json has, and for each of its quality gates."""
     newest = document["builds"][-1]["build"]
     states = {"valid": PASSED, "invalid": FAILED, "not finished": FAILED}
     arms = [row for row in document["arms"] if row["build"] == newest]
-    return [Case(row["suite"], row["arm"], states.get(row["verdict"], SKIPPED), row["why"] or row["verdict"]) for row in arms]
+    gates = [case for suite, found in document["gates"].items() for case in _of_gates(suite, found)]
+    return [Case(row["suite"], row["arm"], states.get(row["verdict"], SKIPPED), row["why"] or row["verdict"]) for row in arms] + gates
 
 
 def verify_all(due: list[Path]) -> None:

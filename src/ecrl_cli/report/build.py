@@ -13,7 +13,7 @@ from ecrl_cli.report.figures.runs import run_pictures
 from ecrl_cli.report.figures.studies import study_pictures
 from ecrl_cli.report.formats import harmless, printable
 from ecrl_cli.report.model.comparison import Comparison, compare
-from ecrl_cli.report.model.inputs import destination, find_inputs
+from ecrl_cli.report.model.inputs import destination, find_inputs, run_inputs
 from ecrl_cli.report.model.replication import replication
 from ecrl_cli.report.model.run_record import ON_FILE, Judging, read_runs
 from ecrl_cli.report.model.study_record import StudyResult, read_studies
@@ -51,13 +51,16 @@ def report(dirs: list[Path], out: Path | None = None, other: Path | None = None,
     RunDirectoryError for a path that is neither run nor study; RecordError for a damaged study result; EvidenceMissing if there are no
     numbers; StorageError if `out` cannot be written.
     """
-    inputs = find_inputs(dirs)
-    comparison = compare(read_runs(inputs.runs, judging, load_libraries))
+    folder, inputs = destination(dirs, out), find_inputs(dirs)
     studies = read_studies(inputs.studies)
+    if out is None:
+        refuse_links(folder.parent, [folder.name])
+    if other:
+        run_inputs([other])
+    comparison = compare(read_runs(inputs.runs, judging, load_libraries))  # verifies what is due: what is bad is refused before
     if not any(run.metrics for run in comparison.runs) and not any(study.result for study in studies):
         raise _no_numbers(comparison, studies)
     diff = read_sweep_diff(comparison, dirs, other, judging) if other else None
-    folder = destination(dirs, out)
     write_files(folder, contents(comparison, studies, diff), out is not None)
     page = folder / "index.html"
     lines = against_lines(diff) if diff else []
@@ -112,11 +115,14 @@ def _summary(comparison: Comparison, studies: Sequence[StudyResult]) -> ReportSu
 
 def write_files(folder: Path, files: dict[str, bytes], named: bool) -> None:
     """Writes `files` by their paths in `folder`. `named`: the user chose this folder, which may then be a symlink; symlinks inside it are refused
-    always. StorageError if it cannot be written."""
+    always. StorageError if it cannot be written; an older report's page and JSON document, which would not fit the rest, are gone by then."""
     if not named:
         refuse_links(folder.parent, [folder.name])
     refuse_links(folder, sorted({Path(name).parts[0] for name in files if len(Path(name).parts) > 1}))
     try:
+        for name in files:
+            if name.endswith((".html", ".json")):
+                (folder / name).unlink(missing_ok=True)
         for name, data in files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)

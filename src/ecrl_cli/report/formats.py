@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 
 from ecrl_cli import errors
 
@@ -48,6 +49,14 @@ def identical(low: float, high: float) -> bool:
 def magnitude(value: float | None) -> str:
     """A distance; only an exact zero is shown as 0."""
     return NONE if value is None else "0" if value == 0 else f"{value:.3g}"
+
+
+def date(seconds: float | None, form: str = "%Y-%m-%d %H:%M") -> str:
+    """A wall time as a date in UTC; empty if it is none."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime(form) if seconds is not None else ""
+    except (ValueError, OverflowError, OSError):  # a time that a record claims may be anything
+        return ""
 
 
 def share(part: float | None) -> str:

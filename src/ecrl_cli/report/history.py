@@ -10,13 +10,13 @@ from ecrl_cli.errors import ConfigError, visible
 from ecrl_cli.report.build import ReportResult, write_files
 from ecrl_cli.report.figures.export import Picture, picture_files
 from ecrl_cli.report.figures.history import history_pictures
-from ecrl_cli.report.formats import harmless, plural, printable
+from ecrl_cli.report.formats import date, harmless, plural, printable
 from ecrl_cli.report.model.history import History, build_folders, read_history
 from ecrl_cli.report.model.run_record import ON_FILE, Judging
 from ecrl_cli.report.palette import variant_colours
 from ecrl_cli.report.render.markdown import statement_lines
 from ecrl_cli.report.render.page import in_page, page_of
-from ecrl_cli.report.tables.history import builds_table, csv_tables, date, history_document, now_table, wrong_table
+from ecrl_cli.report.tables.history import builds_table, csv_tables, history_document, now_table, wrong_table
 from ecrl_cli.report.tables.renderers import csv_of, escaped, markdown_section, terminal_of
 from ecrl_cli.report.text.history import summarize_history
 from ecrl_cli.report.text.summary import ReportSummary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ecrl_cli.config.identity import NOT_IDENTITY
@@ -110,14 +111,20 @@ def base_of(arm: Arm, arms: Iterable[Arm], base: str) -> Arm | None:
 
 
 def partners(arm: Arm, base: Arm) -> list[tuple[Run, Run]]:
-    """The pairs of runs of `arm` and `base` that must end in the same state, each within one sweep: repeats of a sweep are not mixed."""
-    known = {(run.sweep, m.reference_id): run for run in base.runs if (m := run.counted)}
-    return [(run, known[run.sweep, m.reference_id]) for run in arm.runs if (m := run.counted) and (run.sweep, m.reference_id) in known]
+    """The pairs of runs of `arm` and `base` that must end in the same state, each within one sweep: repeats of a sweep are not mixed.
+
+    Repeats within a sweep pair one to one, as they come, and those that are left over pair with none: no run may count in two pairs.
+    """
+    waiting: dict[tuple[Path, str], list[Run]] = {}
+    for run in base.runs:
+        if m := run.counted:
+            waiting.setdefault((run.sweep, m.reference_id), []).append(run)
+    return [(run, there.pop(0)) for run in arm.runs if (m := run.counted) and (there := waiting.get((run.sweep, m.reference_id)))]
 
 
 def run_versus(run: Run, arms: Sequence[Arm], base: str) -> float | None:
     """The relative difference of one run's goodput from its partner's in the arm `base`."""
-    own = next((arm for arm in arms if run in arm.runs), None)
+    own = next((arm for arm in arms if any(run is each for each in arm.runs)), None)
     other = base_of(own, arms, base) if own and own.variant != base else None
     if own is None or other is None:
         return None

@@ -99,7 +99,12 @@ class Comparison:
         return [arm for arm in self.arms if arm.suite == suite]
 
     def label(self, run: Run) -> str:
-        return next((arm.label for arm in self.arms if run in arm.runs), run.variant)
+        """Of the arm of one of its own `runs`."""
+        return self._labels.get(id(run), run.variant)
+
+    @cached_property
+    def _labels(self) -> dict[int, str]:
+        return {id(run): arm.label for arm in self.arms for run in arm.runs}
 
     @property
     def exit_code(self) -> int:

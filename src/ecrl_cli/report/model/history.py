@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ecrl_cli.report.formats import listed, plural
 from ecrl_cli.report.model.arms import MEASURES
 from ecrl_cli.report.model.comparison import Comparison, compare
 from ecrl_cli.report.model.contrast import Contrast
-from ecrl_cli.report.model.inputs import RunInput, is_run, is_study, run_inputs
+from ecrl_cli.report.model.inputs import RunInput, is_run, is_study, names_apart, run_inputs
 from ecrl_cli.report.model.run_record import ON_FILE, Judging, Run, read_runs
 from ecrl_cli.report.model.sweep_diff import Difference, SweepDiff, sweep_diff
 from ecrl_cli.report.model.timeline_view import recorded_at
@@ -232,8 +232,8 @@ def _in_time(builds: Sequence[Build]) -> list[Build]:
 
 
 def _named_apart(builds: Sequence[Build]) -> list[Build]:
-    names = [build.name for build in builds]
-    return [Build(f"{b.folder.parent.name}/{b.name}", b.folder, b.comparison, b.when, b.trouble) if names.count(b.name) > 1 else b for b in builds]
+    names = names_apart([(build.name, build.folder) for build in builds])
+    return [replace(build, name=name) for build, name in zip(builds, names, strict=True)]
 
 
 def _without_copies(builds: Sequence[Build]) -> tuple[tuple[Build, ...], tuple[str, ...]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ecrl_cli.errors import ConfigError, EvidenceMissing, RecordError, RunDirectoryError
@@ -61,7 +63,9 @@ def run_inputs(dirs: list[Path]) -> list[RunInput]:
     unique = {place.layout.root.resolve(): place for place in listed}
     if not unique:
         raise EvidenceMissing("report", "no run in " + ", ".join(map(str, dirs)), "name a run directory or a sweep folder of ecrl train")
-    return _named_apart(list(unique.values()))
+    found = list(unique.values())
+    names = names_apart([(place.name, place.layout.root) for place in found])
+    return [replace(place, name=name) for place, name in zip(found, names, strict=True)]
 
 
 def _studies(folder: Path) -> list[Path]:
@@ -96,17 +100,21 @@ def _manifest(sweep: SweepLayout) -> list[dict[str, str]]:
         return []
     text = io.StringIO(read_whole(sweep.manifest).decode("utf-8", "replace"), newline="")
     try:
-        rows = [{str(key): value or "" for key, value in row.items()} for row in csv.DictReader(text)]
+        rows = [{"run": "", **{str(key): value or "" for key, value in row.items()}} for row in csv.DictReader(text)]
     except csv.Error as error:
         raise RecordError("manifest.csv", f"not a manifest ({error})", "restore the file") from error
-    return [row for row in rows if row.get("run") and Path(row["run"]).name == row["run"]]
+    return [row for row in rows if row["run"] not in ("", ".", "..") and row["run"].isprintable() and Path(row["run"]).name == row["run"]]
 
 
-def _named_apart(found: list[RunInput]) -> list[RunInput]:
-    """Prefixes duplicate names with the name of the parent folder."""
-    names = [place.name for place in found]
-    twice = {name for name in names if names.count(name) > 1}
-    return [RunInput(p.layout, f"{p.layout.root.resolve().parent.name}/{p.name}", p.manifest_row) if p.name in twice else p for p in found]
+def names_apart(found: Sequence[tuple[str, Path]]) -> list[str]:
+    """A name for each of `found`, names and different folders: its own, after as many of the folders above it as tell it from the others."""
+    names = [name for name, _ in found]
+    above = [list(folder.absolute().parent.resolve().parts) for _, folder in found]
+    while twice := {name for name, count in Counter(names).items() if count > 1}:
+        names = [f"{folders.pop()}/{name}" if name in twice and folders else name for name, folders in zip(names, above, strict=True)]
+        if not any(above):
+            break
+    return names
 
 
 def destination(dirs: list[Path], out: Path | None) -> Path:

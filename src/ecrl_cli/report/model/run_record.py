@@ -36,6 +36,7 @@ from ecrl_cli.verify.verify_run import named, verify_run
 
 T = TypeVar("T")
 CHECKPOINT_TIMES = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "stall_s")
+_LARGEST = 1e150  # of a held-out loss or perplexity that is averaged: a diverged model has any
 MOST_NAMED = 1000  # ranks of an attempt whose logs are checked for existence
 CHECKPOINT_KEYS = ("submitted", *CHECKPOINT_ENDS, "bytes", *CHECKPOINT_TIMES)
 
@@ -75,10 +76,10 @@ class Metrics:
     legs: tuple[dict[str, Any], ...] = ()
 
     def held_out(self, measure: str) -> float | None:
-        """What was measured on held-out data at the target; None if nothing was, or it is not finite."""
+        """What was measured on held-out data at the target; None if nothing was, or it is not finite or too large for the square of it to be."""
         last = self.evaluations[-1] if self.evaluations else {}
         value = last.get(measure) if last.get("global_step") == self.target_steps else None
-        return float(value) if isinstance(value, int | float) else None
+        return float(value) if isinstance(value, int | float) and abs(value) < _LARGEST else None
 
     @property
     def wall_published_clock_s(self) -> float | None:

@@ -83,7 +83,7 @@ class SweepDiff:
     def contrast(self, label: str, measure: str, scope: str = "", suites: Sequence[str] | None = None) -> Contrast | None:
         """One of our arms compared with its counterpart over the pairs of `suites` (None: all) that passed; None if no pair has the measure.
 
-        Its floor is the larger of the two sides'; None if either side has none.
+        Its floor is the side's on which means of so many equal runs differ more; None if either side has none.
         """
         chosen = [suite for suite in self.passed if suites is None or suite in suites]
         runs = [(match.ours, match.theirs) for match in self.matched if match.label == label and match.ours.suite in chosen]
@@ -92,7 +92,7 @@ class SweepDiff:
             return None
         floors = [noise_floor(side, measure, suites) for side in (self.ours, self.theirs)]
         known = [floor for floor in floors if floor]
-        floor = max(known, key=lambda floor: floor.largest) if len(known) == len(floors) else None
+        floor = max(known, key=lambda floor: floor.of_mean(pair.n)) if len(known) == len(floors) else None
         return Contrast(label, self.theirs_name, measure, pair, floor, scope, tuple(chosen), scale=self.ours.scale(suites))
 
     def contrasts(self, measures: Sequence[str]) -> list[Contrast]:
@@ -132,19 +132,25 @@ def _folders(dirs: Sequence[Path], other: Path) -> tuple[str, str]:
 
 
 def sweep_diff(ours: Comparison, theirs: Comparison, ours_name: str = "ours", theirs_name: str = "theirs") -> SweepDiff:
-    """Pairs counterparts: equal suite and run id; else equal suite, arm, seed and scale."""
+    """Pairs counterparts one to one: equal suite and run id; else equal suite, arm, seed and scale."""
 
     def name(side: Comparison, run: Run) -> tuple[str, str, str, str]:
         return run.suite, side.label(run), run.seed, run.metrics.scale if run.metrics else ""
 
-    same = {(run.suite, run.metrics.run_id): run for run in theirs.counted if run.metrics}
-    alike = {name(theirs, run): run for run in theirs.counted}
-    matched = []
-    for run in ours.counted:
-        other = same.get((run.suite, run.metrics.run_id if run.metrics else "")) or alike.get(name(ours, run))
-        if other:
-            matched.append(Match(ours.label(run), run, other, _differing(run, other)))
-    taken = {id(run) for match in matched for run in (match.ours, match.theirs)}
+    def exactly(side: Comparison, run: Run) -> tuple[str, str]:
+        return run.suite, run.metrics.run_id if run.metrics else ""
+
+    found: dict[int, Run] = {}  # of theirs, by ours
+    for key in (exactly, name):
+        given = {id(run) for run in found.values()}
+        waiting: dict[tuple[str, ...], list[Run]] = {}
+        for run in theirs.counted:
+            if id(run) not in given:
+                waiting.setdefault(key(theirs, run), []).append(run)
+        found |= {id(run): there.pop(0) for run in ours.counted if id(run) not in found and (there := waiting.get(key(ours, run)))}
+    pairs = [(run, found[id(run)]) for run in ours.counted if id(run) in found]
+    matched = [Match(ours.label(run), run, other, _differing(run, other)) for run, other in pairs]
+    taken = {id(run) for pair in pairs for run in pair}
     alone = [tuple(run for run in side.counted if id(run) not in taken) for side in (ours, theirs)]
     return SweepDiff(ours_name, theirs_name, ours, theirs, tuple(matched), (alone[0], alone[1]))
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -247,7 +246,7 @@ def _merge(row: dict[str, Any], line: CheckpointLine) -> None:
 def _when(comparison: Comparison) -> str:
     """The date of the first run, from its record."""
     times = [at for at in (recorded_at(run.supervisor.sessions) for run in comparison.runs if run.supervisor) if at]
-    return datetime.fromtimestamp(min(times), UTC).strftime("%-d %B %Y") if times else ""
+    return formats.date(min(times, default=None), "%-d %B %Y")
 
 
 def sections(comparison: Comparison, published: Publication | None = None, diff: SweepDiff | None = None) -> list[Section]:

@@ -11,7 +11,7 @@ from ecrl_cli.report.model.comparison import ALL
 from ecrl_cli.report.model.contrast import Contrast, noise_floor
 from ecrl_cli.report.model.sweep_diff import SweepDiff
 from ecrl_cli.report.tables.comparisons import COMPARED, SHORT, alike, contrast_cells, ratio_cells
-from ecrl_cli.report.tables.records import Record, noise_cells, pair_cells, summary_cells
+from ecrl_cli.report.tables.records import Record, gates_document, noise_cells, pair_cells, summary_cells
 from ecrl_cli.report.tables.renderers import csv_of, escaped, markdown_section
 from ecrl_cli.report.tables.runs import ARM, NAMES, SUITE
 from ecrl_cli.report.tables.table import Cell, Column, Row, Table, records_table, signs_cell
@@ -19,6 +19,8 @@ from ecrl_cli.report.text.claims import INDISTINGUISHABLE, fields
 
 FOUND = "{ours} against {theirs}: {pairs} of runs of {suites}, scale {scale}."
 GOODPUT = "Goodput of {arm}{where} is {result}: {effect} (mean of ratios, {interval}, {pairs}; ratio of means {ratio}), {noise}, scale {scale}."
+
+_MOST_GATES = 5  # named in a sentence; report.json has all
 
 
 def against_rows(found: SweepDiff) -> list[Record]:
@@ -61,6 +63,8 @@ def against_document(found: SweepDiff) -> dict[str, Any]:
         "not_averaged": found.failed,
         "arms": against_rows(found),
         "effects": effect_rows(found),
+        "their_gates": gates_document(found.theirs.gates),
+        "their_verdicts": {run.name: run.verdict.status for run in found.theirs.runs},
     }
 
 
@@ -81,6 +85,10 @@ def against_sentences(found: SweepDiff) -> list[str]:
         f"{plural(len(runs), 'run')} of {name}" for runs, name in zip(found.unmatched, (found.ours_name, found.theirs_name), strict=True) if runs
     ]
     sentences += [f"Without a counterpart: {listed(alone)}."] if alone else []
+    gates = [(suite, gate) for suite, theirs in found.theirs.gates.items() for gate in theirs if not gate.passed]
+    wrong = [f"{suite or 'no suite'}: {gate.name}: {short(gate.message)}" for suite, gate in gates[:_MOST_GATES]]
+    more = "; and more" if len(gates) > len(wrong) else ""
+    sentences += [f"Gates of {found.theirs_name} that failed: {'; '.join(wrong)}{more}."] if wrong else []
     return sentences + ([f"Not averaged, because a quality gate failed on one side: {listed(found.failed)}."] if found.failed else [])
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
-from ecrl_cli.report.formats import change, listed, short
+from ecrl_cli.report.formats import change, date, listed, short
 from ecrl_cli.report.model.contrast import Contrast
 from ecrl_cli.report.model.history import MISSING, SHOWN, UNFINISHED, Build, History, Track
-from ecrl_cli.report.tables.records import Record
+from ecrl_cli.report.tables.records import Record, gates_document
 from ecrl_cli.report.tables.runs import ARM, KINDS, SUITE
 from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value, mean_cell, records_table
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID
@@ -19,14 +18,6 @@ MOST_DIFFERENCES = 6
 _LABELS = {"goodput": "goodput", "stall_per_checkpoint_s": "stall per checkpoint", "durable_write_per_checkpoint_s": "save, to durable"}
 # The measures that are held against the build before on the page; all of SHOWN are in history.csv.
 COMPARED = ("goodput", "stall_per_checkpoint_s", "durable_write_per_checkpoint_s")
-
-
-def date(seconds: float | None) -> str:
-    """A wall time as a date in UTC; empty if it is none."""
-    try:
-        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M") if seconds is not None else ""
-    except (ValueError, OverflowError, OSError):  # a time that a record claims may be anything
-        return ""
 
 
 def now_table(history: History) -> Table:
@@ -183,6 +174,7 @@ def history_document(history: History, headline: str, sentences: list[str]) -> d
         "notes": list(history.notes),
         "builds": build_rows(history),
         "arms": history_rows(history),
+        "gates": gates_document(history.newest.comparison.gates),
         "failing": [{"suite": track.suite, "arm": track.arm, "since": history.builds[track.since].name} for track in history.failing],
     }
 

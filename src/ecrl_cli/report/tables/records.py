@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ecrl_cli.metrics.checkpoints import TIMES
+from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.metrics.recoveries import RESTART_COSTS
 from ecrl_cli.metrics.statistics import Paired, Summary
 from ecrl_cli.report.formats import plural
@@ -235,6 +236,11 @@ CSV_FILES: dict[str, Callable[[Comparison], list[Record]]] = {
 }
 
 
+def gates_document(gates: Mapping[str, Sequence[Gate]]) -> dict[str, Any]:
+    """The gates of each suite, for a JSON document."""
+    return {suite: [asdict(gate) for gate in found] for suite, found in gates.items()}
+
+
 def as_document(comparison: Comparison, headline: str, sentences: Sequence[str]) -> dict[str, Any]:
     """report.json."""
     return {
@@ -242,7 +248,7 @@ def as_document(comparison: Comparison, headline: str, sentences: Sequence[str])
         "exit_code": comparison.exit_code,
         "headline": headline,
         "sentences": list(sentences),
-        "gates": {suite: [asdict(gate) for gate in gates] for suite, gates in comparison.gates.items()},
+        "gates": gates_document(comparison.gates),
         "runs": finite(run_rows(comparison)),
         "summary": finite(summary_rows(comparison)),
         "comparisons": finite(comparison_rows(comparison)),

@@ -50,19 +50,19 @@ NAMES = {
 
 def in_order(comparison: Comparison, suite: str) -> list[Run]:
     """The runs of a suite, arm by arm, then the excluded ones."""
-    compared = [run for arm in comparison.of(suite) for run in arm.runs]
-    return compared + [run for run in comparison.runs if run.suite == suite and run not in compared]
+    compared = {id(run): run for arm in comparison.of(suite) for run in arm.runs}
+    return [*compared.values(), *(run for run in comparison.runs if run.suite == suite and id(run) not in compared)]
 
 
-def runs_table(comparison: Comparison, anchors: Anchors | None = None) -> Table:
-    """Every run, whether compared or not; those that failed first."""
+def runs_table(comparison: Comparison, anchors: Anchors | None = None, suites: Sequence[str] | None = None) -> Table:
+    """Every run of `suites` (None: of all), whether compared or not; those that failed first."""
     columns = (
         *(SUITE, ARM, SEED, Column("verdict", facet="verdict"), Column("steps", "count"), Column("goodput", "rate")),
         *(Column(f"vs {base}", "change", "goodput against the run of the same suite and seed") for base in BASES),
         *(Column("restarts", "count"), Column("replayed", "count"), Column("stall per checkpoint", "seconds")),
         *(Column(end, "count", "checkpoints that ended so") for end in _ENDS),
     )
-    runs = [run for suite in comparison.suites for run in in_order(comparison, suite)]
+    runs = [run for suite in (comparison.suites if suites is None else suites) for run in in_order(comparison, suite)]
     rows = tuple(_run(comparison, run, anchors or {}) for run in sorted(runs, key=lambda run: not run.failing))
     note = "Goodput in committed steps per second of wall time, from the supervisor's launch to the target."
     return Table(f"Run by run, scale {comparison.scale()}", columns, rows, note, "runs.csv")
@@ -70,7 +70,7 @@ def runs_table(comparison: Comparison, anchors: Anchors | None = None) -> Table:
 
 def brief_runs(comparison: Comparison, suite: str) -> Table:
     """The runs of one suite with the columns that fit in a terminal."""
-    return runs_table(comparison).only(BRIEF, first=(suite,))
+    return runs_table(comparison, suites=[suite]).only(BRIEF, first=(suite,))
 
 
 def _run(comparison: Comparison, run: Run, anchors: Anchors) -> Row:

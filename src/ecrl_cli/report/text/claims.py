@@ -6,6 +6,7 @@ No winner unless statistically distinguishable.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -227,7 +228,9 @@ def _efficiency(comparison: Comparison) -> list[Statement]:
 def _growth(comparison: Comparison) -> list[Statement]:
     """Whether overlapping pays more where more is saved: a line through the pairs' gains over the size of a checkpoint, of sweeps over several sizes.
 
-    Judged by the slope's interval. Where the line crosses zero within the sizes at hand, it says at which one: who wins depends on the size there.
+    Judged by the slope's interval: the wider of that of the pairs and that of the mean gains at each size, because the pairs of one network are not
+    independent observations of what a size does. Where the line crosses zero within the sizes at hand, it says at which one: who wins depends on the
+    size there.
     """
     labels = {arm.label: arm.variant for arm in comparison.arms}
     told = []
@@ -238,12 +241,12 @@ def _growth(comparison: Comparison) -> list[Statement]:
             if a.metrics and b.metrics and b.metrics.goodput > 0 and _saved(b.metrics)
         ]
         sizes = sorted({saved for saved, _ in points})
-        found = (
-            line([math.log2(saved) for saved, _ in points], [gain for _, gain in points])
-            if len(sizes) >= _SIZES and sizes[-1] >= 2 * sizes[0]
-            else None
-        )
-        if found:
+        means = [statistics.fmean(gain for saved, gain in points if saved == each) for each in sizes]
+        if len(sizes) >= _SIZES and sizes[-1] >= 2 * sizes[0]:
+            of_pairs = line([math.log2(saved) for saved, _ in points], [gain for _, gain in points])
+            of_sizes = line(list(map(math.log2, sizes)), means)
+            assert of_pairs and of_sizes, "three sizes and more"
+            found = max(of_pairs, of_sizes, key=lambda line: line.high - line.low)
             zero = found.zero
             inside = zero is not None and math.log2(sizes[0]) < zero < math.log2(sizes[-1])
             sign = 1 if found.low > 0 else -1 if found.high < 0 else 0
@@ -251,7 +254,7 @@ def _growth(comparison: Comparison) -> list[Statement]:
                 "arm": arm,
                 "base": base,
                 "slope": f"{abs(100 * found.slope):.2g} percentage points",
-                "seen": plural(found.n, "pair"),
+                "seen": f"{plural(len(points), 'pair')} at {plural(len(sizes), 'size')}",
                 "crossing": f"; it crosses zero at about {size(2**zero)}" if inside and zero is not None else "",
             }
             low, high, slope = (f"{100 * value:+.2g}" for value in (found.low, found.high, found.slope))

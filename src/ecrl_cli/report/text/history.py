@@ -19,7 +19,7 @@ _WORDS = {  # of more, and of less
 
 def summarize_history(history: History) -> ReportSummary:
     """What a page of builds opens with."""
-    return told(*_headline(history), [_failing(history), _open(history), _changed(history), _builds(history)])
+    return told(*_headline(history), [_failing(history), _gates(history), _open(history), _changed(history), _builds(history)])
 
 
 def _headline(history: History) -> tuple[str, str]:
@@ -32,6 +32,8 @@ def _headline(history: History) -> tuple[str, str]:
     unproven = sum(track.now is not None and track.now.status in (UNKNOWN, MISSING) for track in now)
     if unproven:
         return f"{unproven} of {plural(len(now), 'arm')} not proven in {name}", "doubt"
+    if history.newest.comparison.exit_code:
+        return f"Every arm of {name} is valid, but a quality gate failed", "bad"
     gone = sum(track.now is None for track in history.tracks)
     if gone:
         return f"Every arm of {name} is valid, but {plural(gone, 'arm is', 'arms are')} no longer run", "doubt"
@@ -43,6 +45,14 @@ def _failing(history: History) -> list[str]:
     found = [f"{_name(track)}: {_status(history, track)}. {short(track.now.why, 300)}" for track in history.failing[:MOST_NAMED] if track.now]
     rest = len(history.failing) - len(found)
     return [*found, f"{plural(rest, 'more arm fails', 'more arms fail')}; the first table names all."] if rest else found
+
+
+def _gates(history: History) -> list[str]:
+    """The newest build's quality gates that failed, but for `verified`, which says what the verdicts of its arms say."""
+    gates = [(suite, each) for suite, found in history.newest.comparison.gates.items() for each in found if each.name != "verified"]
+    failed = [f"Gate failed: {suite or 'no suite'}: {each.name}: {short(each.message, 300)}." for suite, each in gates if not each.passed]
+    rest = len(failed) - MOST_NAMED
+    return [*failed[:MOST_NAMED], f"{plural(rest, 'more gate')} failed; history.json names all."] if rest > 0 else failed
 
 
 def _status(history: History, track: Track) -> str:
@@ -86,7 +96,11 @@ def _changed(history: History) -> list[str | Statement]:
     quiet = f"{rest} with the build before: no difference that the pairs could show." if held > len(apart) else ""
     once = f"{plural(single, 'arm has', 'arms have')} one pair: a single observation, from which nothing is claimed." if single else ""
     more = f"{plural(len(apart) - MOST_NAMED, 'more change')} in the first table." if len(apart) > MOST_NAMED else ""
-    return [*apart[:MOST_NAMED], more, quiet, once]
+    chance = (
+        f"{len(apart)} of {plural(held, 'comparison')}, each at 95%: about {held / 20:.1g} would show by chance alone. "
+        "How far two builds of the same code lie apart was not measured."
+    )
+    return [*apart[:MOST_NAMED], more, chance if apart else "", quiet, once]
 
 
 def _builds(history: History) -> list[str]:
