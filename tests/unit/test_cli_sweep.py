@@ -203,7 +203,7 @@ def test_a_stop_leaves_the_rest_to_do(code: int, started: list[RunConfig], tmp_p
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(RunHeld("run", "held"), 8), (ConfigError("x", "y"), 2), (OSError(28, "full", "f"), 5), (ValueError("bug"), 1)]
+    ("error", "code"), [(RunHeld("run", "held"), 8), (ConfigError("x", "y"), 2), (OSError(28, "full", "f"), 5), (ValueError("bug"), 70)]
 )
 def test_whatever_a_run_raises_is_a_result(
     error: Exception, code: int, started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

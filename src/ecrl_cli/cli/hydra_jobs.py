@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ecrl_cli.cli.console import DEFECT
 from ecrl_cli.cli.prepare import Say, TrainPlan
 from ecrl_cli.cli.submission import Engine, submit
 from ecrl_cli.config.omegaconf_bridge import yaml_text
@@ -142,7 +143,7 @@ class Jobs:
             return failed(error, self._say)
         reason = f"E-internal {type(error).__name__}: {error}"
         self._say(f"ecrl: error: {reason}; a defect in ECRL: --debug shows the traceback")
-        return RunResult(1, "failed", reason)
+        return RunResult(DEFECT, "failed", reason)
 
 
 def _write_yaml(folder: Path, files: Mapping[str, Any]) -> None:

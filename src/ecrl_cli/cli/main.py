@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import TextIO
 
 from ecrl_cli import __version__
-from ecrl_cli.cli.console import say
+from ecrl_cli.cli.console import DEFECT, say
 from ecrl_cli.cli.help_text import COMPLETION, HELP, VERBS
 from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.errors import STOPPED, ConfigError, EcrlError, StorageError, first_line, shown
 
 _HELP_FLAGS = ("-h", "--help")
-DEFECT = 70  # EX_SOFTWARE of sysexits.h: an error that nobody foresaw, and so no verdict; Python's own 1 would read as `invalid`
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
-from ecrl_cli.cli.console import restrict, say
+from ecrl_cli.cli.console import DEFECT, restrict, say
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.machine import check_machine, check_torch
 from ecrl_cli.config.schema import RunConfig
@@ -73,7 +73,7 @@ def _run(layout: RunLayout, config: RunConfig) -> RunResult:
     except (EcrlError, OSError) as error:
         return failed(error, say)
     except Exception as error:  # an internal error in one run must not look like a lost job
-        return RunResult(1, "failed", f"E-internal {type(error).__name__}: {error}")
+        return RunResult(DEFECT, "failed", f"E-internal {type(error).__name__}: {error}")
     finally:
         launchers.close()
 
