@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -27,7 +26,7 @@ def reached(study: str) -> frozenset[Path]:
         name = due.pop()
         if name not in found:
             found.add(name)
-            due += [each for each in _named(name, modules[name]) if each in modules]
+            due += [each for each in _named(name, modules[name].read_bytes()) if each in modules]
     if any(name.startswith(f"ecrl_cli.{TRAINS}.") for name in found):
         return frozenset(path for name, path in modules.items() if name in found or not name.startswith(STUDIES))
     return frozenset(modules[name] for name in found)
@@ -38,14 +37,15 @@ def _dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _named(name: str, path: Path) -> Iterator[str]:
-    """What the file may use: modules that it imports, with the packages around them, and those whose names are in it as text."""
-    for node in ast.walk(ast.parse(path.read_bytes())):
+@cache  # many studies reach the same files
+def _named(name: str, source: bytes) -> frozenset[str]:
+    """What the module may use: modules that it imports, with the packages around them, and those whose names are in it as text."""
+    found = {name.rpartition(".")[0]}
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
+            found |= {each.name for each in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{each.name}" for each in node.names)
+            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not name.startswith(TABLES):
-            yield node.value.partition(":")[0]  # `python -m MODULE`, or MODULE:ATTRIBUTE
-    yield name.rpartition(".")[0]
+            found.add(node.value.partition(":")[0])  # `python -m MODULE`, or MODULE:ATTRIBUTE
+    return frozenset(found)

@@ -68,9 +68,14 @@ def _digest(folder: Path, files: Iterable[Path], *, gpu: bool, judge: bool = Fal
     digest = hashlib.sha256()
     for path in sorted(files):
         content = path.read_bytes()
-        meant = bare(content, gpu=gpu, judge=judge) if path.suffix == ".py" else content
-        digest.update(f"{path.relative_to(folder)}\0{hashlib.sha256(meant).hexdigest()}\n".encode())
+        meant = _meant(content, gpu=gpu, judge=judge) if path.suffix == ".py" else hashlib.sha256(content).hexdigest()
+        digest.update(f"{path.relative_to(folder)}\0{meant}\n".encode())
     return digest.hexdigest()
+
+
+@cache  # many experiments depend on the same files
+def _meant(source: bytes, *, gpu: bool, judge: bool) -> str:
+    return hashlib.sha256(bare(source, gpu=gpu, judge=judge)).hexdigest()
 
 
 def bare(source: bytes, *, gpu: bool = False, judge: bool = False) -> bytes:
