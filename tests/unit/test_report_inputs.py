@@ -42,6 +42,13 @@ def test_runs_of_one_name_in_folders_of_one_name_are_told_apart_by_the_folders_a
     ]
 
 
+def test_runs_that_links_of_one_folder_lead_to_are_told_apart_by_where_they_lie(tmp_path: Path) -> None:
+    links = [tmp_path / name for name in ("first", "second")]
+    for link, side in zip(links, "ab", strict=True):
+        link.symlink_to(make_run(tmp_path / side / "run"))
+    assert [place.name for place in run_inputs([*links, make_run(tmp_path / "other")])] == ["a/run", "b/run", "other"]
+
+
 @pytest.mark.parametrize("order", ["ab", "ba"])
 def test_a_broken_run_fails_its_suite_whichever_of_two_sweeps_of_one_name_comes_first(order: str, tmp_path: Path) -> None:
     for side in "ab":

@@ -109,12 +109,16 @@ def _manifest(sweep: SweepLayout) -> list[dict[str, str]]:
 def names_apart(found: Sequence[tuple[str, Path]]) -> list[str]:
     """A name for each of `found`, names and different folders: its own, after as many of the folders above it as tell it from the others."""
     names = [name for name, _ in found]
-    above = [list(folder.absolute().parent.resolve().parts) for _, folder in found]
+    above = [list(_named_so(name, folder).parent.parts) for name, folder in found]
     while twice := {name for name, count in Counter(names).items() if count > 1}:
-        names = [f"{folders.pop()}/{name}" if name in twice and folders else name for name, folders in zip(names, above, strict=True)]
-        if not any(above):
-            break
+        names = [f"{folders.pop()}/{name}" if name in twice else name for name, folders in zip(names, above, strict=True)]
     return names
+
+
+def _named_so(name: str, folder: Path) -> Path:
+    """`folder` itself if that is its name, else the link to it that is: no two of either are alike."""
+    itself = folder.resolve()
+    return itself if itself.name == name else folder.absolute()
 
 
 def destination(dirs: list[Path], out: Path | None) -> Path:
