@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from typing import Any
 import pytest
 from experiments import make as making
 from experiments.__main__ import main
-from experiments.make import Stopped, _keep, judge, make
-from experiments.pages import INDEX, Kept, index, page, state, with_state, without_state
+from experiments.make import Stopped, _keep, _result, judge, make
+from experiments.pages import INDEX, Kept, _outcome, index, page, state, with_state, without_state
 from experiments.reached import reached
 from experiments.registry import DATA_WORD, RESULTS, ROOT, Experiment, ExperimentError, Registry, read
 from experiments.stamp import BUSY, Session, bare, changed, code_digests, digests_of, session, stamp
@@ -405,6 +406,12 @@ def test_a_result_is_stale_where_the_code_that_made_it_has_changed(experiment: E
 def test_a_room_that_came_or_went_is_a_change() -> None:
     assert changed({"code": NOW}, small(), NOW | {"recovery": "e"}) == ["recovery"]
     assert changed({"code": NOW | {"recovery": "e"}}, small(), NOW) == ["recovery"]
+
+
+def test_what_a_study_notes_of_its_numbers_is_kept_and_stands_on_the_page() -> None:
+    told = {"name": "compat", "gates": [], "planned": 3, "done": 3, "notes": ["Three trials say little."], "tables": []}
+    result = _result({"headline": "", "sentences": [], "gates": {}, "studies": [told]}, {})
+    assert "- Three trials say little." in _outcome(STUDY, Kept(None, {}, result, Counter()))
 
 
 def test_a_result_of_before_there_were_stamps_is_stale() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.cli.main import main
-from ecrl_cli.errors import ConfigError, EvidenceMissing, RunDirectoryError
+from ecrl_cli.errors import ConfigError, EvidenceMissing, RunDirectoryError, StorageError
 from ecrl_cli.report.build import report
 from ecrl_cli.report.model import run_record
 from ecrl_cli.report.model.inputs import destination, run_inputs
@@ -105,6 +105,21 @@ def test_bad_input_is_refused_before_any_run_is_verified(given: list[str], tmp_p
     monkeypatch.chdir(tmp_path)
     assert main(["report", *given]) in (2, 6)
     assert not list(tmp_path.glob("*/*/verdict.json"))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_report_that_cannot_be_written_in_full_leaves_no_older_page_beside_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = make_sweep(tmp_path / "sweep", arms()[:2])
+    pages = [report([sweep]).page, sweep / "report" / "report.json"]
+    assert all(page.exists() for page in pages)
+
+    def full(path: Path, data: bytes, durable: bool = True) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("ecrl_cli.report.build.write_whole", full)
+    with pytest.raises(StorageError, match="No space left"):
+        report([sweep])
+    assert not any(page.exists() for page in pages)
 
 
 def test_where_the_report_goes(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,11 +115,22 @@ def partners(arm: Arm, base: Arm) -> list[tuple[Run, Run]]:
 
     Repeats within a sweep pair one to one, as they come, and those that are left over pair with none: no run may count in two pairs.
     """
-    waiting: dict[tuple[Path, str], list[Run]] = {}
-    for run in base.runs:
-        if m := run.counted:
-            waiting.setdefault((run.sweep, m.reference_id), []).append(run)
-    return [(run, there.pop(0)) for run in arm.runs if (m := run.counted) and (there := waiting.get((run.sweep, m.reference_id)))]
+
+    def ending(run: Run) -> tuple[Path, str]:
+        return run.sweep, run.counted.reference_id if run.counted else ""
+
+    ours, theirs = ([run for run in each.runs if run.counted] for each in (arm, base))
+    return one_to_one(ours, theirs, ending, ending)
+
+
+def one_to_one(
+    ours: Iterable[Run], theirs: Iterable[Run], our_key: Callable[[Run], Hashable], their_key: Callable[[Run], Hashable]
+) -> list[tuple[Run, Run]]:
+    """Pairs of runs with equal keys, as they come; no run is in two pairs, and what is left over is in none."""
+    waiting: dict[Hashable, list[Run]] = {}
+    for run in theirs:
+        waiting.setdefault(their_key(run), []).append(run)
+    return [(run, there.pop(0)) for run in ours if (there := waiting.get(our_key(run)))]
 
 
 def run_versus(run: Run, arms: Sequence[Arm], base: str) -> float | None:

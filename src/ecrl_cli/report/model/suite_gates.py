@@ -5,7 +5,7 @@ Whether the report can be written is no gate: failing that is an error (exit cod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ecrl_cli.history.load import RUNS_AT_ONCE
 from ecrl_cli.metrics.gates import Gate, gate, quality_gates
@@ -28,6 +28,11 @@ def gates_of(runs: Sequence[Run], every: Sequence[Run] = ()) -> tuple[Gate, ...]
 
 def all_passed(gates: Sequence[Gate]) -> bool:
     return all(gate.passed for gate in gates)
+
+
+def failed_gates(gates: Mapping[str, Sequence[Gate]]) -> list[tuple[str, Gate]]:
+    """The suite, in words, and the gate, of those that failed."""
+    return [(suite or "no suite", each) for suite, found in gates.items() for each in found if not each.passed]
 
 
 def only_unverified(gates: Sequence[Gate], runs: Sequence[Run]) -> bool:

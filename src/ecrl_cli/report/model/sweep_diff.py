@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.report.formats import listed
-from ecrl_cli.report.model.arms import flat_config
+from ecrl_cli.report.model.arms import flat_config, one_to_one
 from ecrl_cli.report.model.comparison import ALL, Comparison, compare
 from ecrl_cli.report.model.contrast import Contrast, contrast, contrasts, noise_floor, paired_runs
 from ecrl_cli.report.model.inputs import run_inputs
@@ -137,22 +137,18 @@ def sweep_diff(ours: Comparison, theirs: Comparison, ours_name: str = "ours", th
     def name(side: Comparison, run: Run) -> tuple[str, str, str, str]:
         return run.suite, side.label(run), run.seed, run.metrics.scale if run.metrics else ""
 
-    def exactly(side: Comparison, run: Run) -> tuple[str, str]:
+    def exactly(run: Run) -> tuple[str, str]:
         return run.suite, run.metrics.run_id if run.metrics else ""
 
-    found: dict[int, Run] = {}  # of theirs, by ours
-    for key in (exactly, name):
-        given = {id(run) for run in found.values()}
-        waiting: dict[tuple[str, ...], list[Run]] = {}
-        for run in theirs.counted:
-            if id(run) not in given:
-                waiting.setdefault(key(theirs, run), []).append(run)
-        found |= {id(run): there.pop(0) for run in ours.counted if id(run) not in found and (there := waiting.get(key(ours, run)))}
-    pairs = [(run, found[id(run)]) for run in ours.counted if id(run) in found]
-    matched = [Match(ours.label(run), run, other, _differing(run, other)) for run, other in pairs]
-    taken = {id(run) for pair in pairs for run in pair}
-    alone = [tuple(run for run in side.counted if id(run) not in taken) for side in (ours, theirs)]
-    return SweepDiff(ours_name, theirs_name, ours, theirs, tuple(matched), (alone[0], alone[1]))
+    def without(pairs: Sequence[tuple[Run, Run]]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+        taken = {id(run) for pair in pairs for run in pair}
+        return tuple(run for run in ours.counted if id(run) not in taken), tuple(run for run in theirs.counted if id(run) not in taken)
+
+    pairs = one_to_one(ours.counted, theirs.counted, exactly, exactly)
+    pairs += one_to_one(*without(pairs), partial(name, ours), partial(name, theirs))
+    counterparts = {id(run): other for run, other in pairs}
+    matched = tuple(Match(ours.label(run), run, other, _differing(run, other)) for run in ours.counted if (other := counterparts.get(id(run))))
+    return SweepDiff(ours_name, theirs_name, ours, theirs, matched, without(pairs))
 
 
 def _differing(a: Run, b: Run) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from ecrl_cli.report.formats import listed, plural, printable, share, short
 from ecrl_cli.report.model.arms import MEASURES
 from ecrl_cli.report.model.comparison import ALL
 from ecrl_cli.report.model.contrast import Contrast, noise_floor
+from ecrl_cli.report.model.suite_gates import failed_gates
 from ecrl_cli.report.model.sweep_diff import SweepDiff
 from ecrl_cli.report.tables.comparisons import COMPARED, SHORT, alike, contrast_cells, ratio_cells
 from ecrl_cli.report.tables.records import Record, gates_document, noise_cells, pair_cells, summary_cells
@@ -85,8 +86,8 @@ def against_sentences(found: SweepDiff) -> list[str]:
         f"{plural(len(runs), 'run')} of {name}" for runs, name in zip(found.unmatched, (found.ours_name, found.theirs_name), strict=True) if runs
     ]
     sentences += [f"Without a counterpart: {listed(alone)}."] if alone else []
-    gates = [(suite, gate) for suite, theirs in found.theirs.gates.items() for gate in theirs if not gate.passed]
-    wrong = [f"{suite or 'no suite'}: {gate.name}: {short(gate.message)}" for suite, gate in gates[:_MOST_GATES]]
+    gates = failed_gates(found.theirs.gates)
+    wrong = [f"{suite}: {gate.name}: {short(gate.message)}" for suite, gate in gates[:_MOST_GATES]]
     more = "; and more" if len(gates) > len(wrong) else ""
     sentences += [f"Gates of {found.theirs_name} that failed: {'; '.join(wrong)}{more}."] if wrong else []
     return sentences + ([f"Not averaged, because a quality gate failed on one side: {listed(found.failed)}."] if found.failed else [])

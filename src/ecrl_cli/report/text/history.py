@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ecrl_cli.report.formats import change, duration, plural, short
 from ecrl_cli.report.model.history import MISSING, History, Track
+from ecrl_cli.report.model.suite_gates import failed_gates
 from ecrl_cli.report.tables.history import COMPARED, STATUS_WORDS, around
 from ecrl_cli.report.text.claims import Statement, interval_words, noise_words
 from ecrl_cli.report.text.summary import ReportSummary, told
@@ -49,8 +50,8 @@ def _failing(history: History) -> list[str]:
 
 def _gates(history: History) -> list[str]:
     """The newest build's quality gates that failed, but for `verified`, which says what the verdicts of its arms say."""
-    gates = [(suite, each) for suite, found in history.newest.comparison.gates.items() for each in found if each.name != "verified"]
-    failed = [f"Gate failed: {suite or 'no suite'}: {each.name}: {short(each.message, 300)}." for suite, each in gates if not each.passed]
+    gates = failed_gates(history.newest.comparison.gates)
+    failed = [f"Gate failed: {suite}: {each.name}: {short(each.message, 300)}." for suite, each in gates if each.name != "verified"]
     rest = len(failed) - MOST_NAMED
     return [*failed[:MOST_NAMED], f"{plural(rest, 'more gate')} failed; history.json names all."] if rest > 0 else failed
 
