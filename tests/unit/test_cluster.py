@@ -19,6 +19,7 @@ import pytest
 from ecrl_cli.cli import submission, submitit_job
 from ecrl_cli.cli.arguments import Arguments, parse
 from ecrl_cli.cli.compose import ComposedRun
+from ecrl_cli.cli.console import DEFECT
 from ecrl_cli.cli.main import main
 from ecrl_cli.cli.prepare import TrainPlan
 from ecrl_cli.cli.submission import queued, remember
@@ -488,7 +489,7 @@ def test_a_defect_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         raise ValueError("never thought of")
 
     said = submitit_job.recorded(attended(tmp_path, monkeypatch, breaks))
-    assert said and said.exit_code == 1 and "never thought of" in said.reason
+    assert said and said.exit_code == DEFECT and "never thought of" in said.reason
 
 
 def test_the_engines_signal_stops_the_run_first_and_then_reaches_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
