@@ -15,6 +15,8 @@ from pathlib import Path
 from experiments.make import Stopped, judge, make
 from experiments.pages import ESTIMATES, write
 from experiments.registry import EVERYTHING, ROOT, Experiment, ExperimentError, read
+from experiments.same_results import declare
+from experiments.stamp import as_counted
 
 from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.prepare import expected_seconds, prepare
@@ -32,10 +34,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="where they are run (default: outputs)")
     parser.add_argument("--pages", action="store_true", help="run nothing; write all pages anew from what is kept")
     parser.add_argument("--judge", action="store_true", help="run nothing; judge anew runs of which only what judges them has changed")
+    parser.add_argument("--same-results", metavar="WHY", help="run nothing; declare that uncommitted changes of the named files alter no result")
     parser.add_argument("--estimate", action="store_true", help="run nothing; write down what ECRL expects the named sweeps to take here")
     options = parser.parse_args(argv)
     try:
         registry = read()
+        if options.same_results:
+            declare(map(Path, options.names), options.same_results, as_counted)
+            write(registry)
+            return 0
         chosen = registry.chosen(options.names)
         if options.estimate:
             _estimate(registry.chosen(options.names), options.data)

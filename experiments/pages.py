@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.registry import RESULTS, ROOT, Experiment, Registry, read
+from experiments.same_results import declared
 from experiments.stamp import BUSY, changed
 from experiments.tables import ARMS
 
@@ -216,7 +217,9 @@ def index(registry: Registry) -> str:
     before, _, rest = text.partition(BEGIN)
     rows = [_row(each) for each in registry.experiments.values()]
     table = ["| experiment | what it shows | `make results ...` | runs | verdicts | commit | made | code since |", "| --- " * 8 + "|", *rows]
-    return "\n".join([before + BEGIN, *table, END]) + rest.partition(END)[2]
+    alike = [f"- `{change['file']}`: {change['why']}" for change in declared()]
+    told = ["", "Changes of code since that are declared to alter no result that is kept here:", "", *alike] if alike else []
+    return "\n".join([before + BEGIN, *table, *told, END]) + rest.partition(END)[2]
 
 
 def _row(experiment: Experiment) -> str:

@@ -5,7 +5,7 @@ made, is held against the tree's. Docstrings do not count. Nor does what only sh
 nor `studies` and `replication` for one that is no study; of a study only the files count that it reaches (`reached`). Results kept before there were
 such digests are held against their environment's digest of all source. For a result that was made without a GPU, what only a GPU runs does not
 count: modules named `*_gpu.py`, and the bodies of `if ... .type == "cuda":`. Of the judge it does not count where in a file, or when, something is
-imported: that changes how fast `ecrl verify` starts, which no result measures, and no verdict.
+imported: that changes how fast `ecrl verify` starts, which no result measures, and no verdict. Nor does a change that `same_results` declares.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 import psutil
 from experiments.reached import reached
 from experiments.registry import ROOT, Experiment
+from experiments.same_results import as_before
 
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.digests import source_sha256
@@ -67,10 +68,20 @@ def digests_of(experiment: Experiment, *, gpu: bool) -> dict[str, str]:
 def _digest(folder: Path, files: Iterable[Path], *, gpu: bool, judge: bool = False) -> str:
     digest = hashlib.sha256()
     for path in sorted(files):
-        content = path.read_bytes()
-        meant = _meant(content, gpu=gpu, judge=judge) if path.suffix == ".py" else hashlib.sha256(content).hexdigest()
+        meant = as_before(of_file(path, path.read_bytes(), gpu=gpu, judge=judge))
         digest.update(f"{path.relative_to(folder)}\0{meant}\n".encode())
     return digest.hexdigest()
+
+
+def of_file(path: Path, content: bytes, *, gpu: bool, judge: bool) -> str:
+    """The digest of what counts of `content`, which `path` has or had."""
+    return _meant(content, gpu=gpu, judge=judge) if path.suffix == ".py" else hashlib.sha256(content).hexdigest()
+
+
+def as_counted(path: Path, content: bytes) -> list[str]:
+    """Its digests for results made without a GPU and with one."""
+    judge = any(path.resolve().is_relative_to(PACKAGE / room) for room in JUDGES)
+    return [of_file(path, content, gpu=gpu, judge=judge) for gpu in (False, True)]
 
 
 @cache  # many experiments depend on the same files

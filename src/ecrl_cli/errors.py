@@ -17,12 +17,14 @@ EcrlError
 ├── Fenced                    9   a newer attempt owns the store
 └── Stopped             130/143   SIGINT; SIGTERM or SIGHUP; the run can be resumed
 
-The printed form is one line: ``ecrl: error: E-<code> <key>: <fact>; <remedy>``.
+What nobody foresaw ends the command with DEFECT (70). The printed form is one line: ``ecrl: error: E-<code> <key>: <fact>; <remedy>``.
 """
 
 from __future__ import annotations
 
 import errno as errno_names
+
+DEFECT = 70  # EX_SOFTWARE of sysexits.h: no verdict; Python's own 1 would read as `invalid`
 
 
 def shown(value: object, limit: int = 80) -> str:

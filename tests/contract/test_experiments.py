@@ -10,18 +10,21 @@ import subprocess
 import sys
 import tarfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from experiments import make as making
+from experiments import same_results
 from experiments.__main__ import main
 from experiments.make import Stopped, _keep, _result, judge, make
 from experiments.pages import INDEX, Kept, _outcome, index, page, state, with_state, without_state
 from experiments.reached import reached
 from experiments.registry import DATA_WORD, RESULTS, ROOT, Experiment, ExperimentError, Registry, read
-from experiments.stamp import BUSY, Session, bare, changed, code_digests, digests_of, session, stamp
+from experiments.same_results import declare
+from experiments.stamp import BUSY, Session, as_counted, bare, changed, code_digests, digests_of, session, stamp
 from experiments.tables import KeptTable
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -430,6 +433,50 @@ def test_a_change_of_code_changes_its_digest_alone(tmp_path: Path, monkeypatch: 
     (tmp_path / "src" / "ecrl_cli" / "training" / "step.py").write_text("a = 2\n", encoding="utf-8")
     after = code_digests.__wrapped__()
     assert {name for name in before if before[name] != after[name]} == {"training"} and {"report", "conf", "ecrl_cli"} <= set(before)
+
+
+@pytest.fixture
+def own_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package of two files under version control, and nothing declared."""
+    for name, text in {"src/ecrl_cli/training/step.py": "a = 1\n", "src/ecrl_cli/verify/judge.py": "b = 1\n", "conf/base.yaml": "c: 1\n"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "first"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    for place in ("stamp.ROOT", "same_results.ROOT"):
+        monkeypatch.setattr(f"experiments.{place}", tmp_path)
+    monkeypatch.setattr("experiments.stamp.PACKAGE", tmp_path / "src" / "ecrl_cli")
+    monkeypatch.setattr("experiments.same_results.DECLARED", tmp_path / "same_results.yaml")
+    same_results._first.cache_clear()
+    yield tmp_path
+    same_results._first.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["src/ecrl_cli/training/step.py", "src/ecrl_cli/verify/judge.py", "conf/base.yaml"])
+def test_a_change_that_is_declared_to_alter_no_result_makes_none_stale_and_the_next_one_does(name: str, own_tree: Path) -> None:
+    changing, before = own_tree / name, code_digests.__wrapped__()
+    for text in ("a: 2\n", "a: 3\n"):
+        changing.write_text(text, encoding="utf-8")
+        assert code_digests.__wrapped__() != before
+        declare([changing], "a message alone", as_counted)
+        assert code_digests.__wrapped__() == before
+        subprocess.run(["git", "-C", str(own_tree), "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qam", "next"], check=True)
+    changing.write_text("a: 4\n", encoding="utf-8")
+    assert code_digests.__wrapped__() != before
+
+
+@pytest.mark.parametrize(("name", "text"), [("src/ecrl_cli/training/new.py", "d = 1\n"), ("src/ecrl_cli/training/step.py", '"""Said."""\n\na = 1\n')])
+def test_a_new_file_and_one_that_counts_as_before_cannot_be_declared(name: str, text: str, own_tree: Path) -> None:
+    (own_tree / name).write_text(text, encoding="utf-8")
+    with pytest.raises(ExperimentError, match=f"^{name}: "):
+        declare([own_tree / name], "a message alone", as_counted)
+    assert not (own_tree / "same_results.yaml").exists()
+
+
+def test_each_change_that_is_declared_says_why_and_of_which_file() -> None:
+    for change in same_results.declared():
+        assert (ROOT / change["file"]).is_file() and len(change["why"].split()) >= 4 and change["digests"]
+        assert all(len(digest) == 64 for pair in change["digests"] for digest in pair)
 
 
 def test_the_versions_that_are_pinned_are_those_quickstart_was_made_with_and_leave_no_dependency_out() -> None:

@@ -132,6 +132,7 @@ def test_a_tracker_shows_what_the_records_say(name: str, tmp_path: Path, capsys:
         due = losses(layout, 24)
         assert verdict == "valid" and max(shown) == 24 and (name == "prometheus" or set(shown) == set(due))
         assert all(value == pytest.approx(due[step]) for step, value in shown.items())
+        assert name != "prometheus" or "\necrl_loss{" in (layout.root / FOLDER / where / "blk.prom").read_text(), "told twice, it still has the loss"
 
 
 def test_a_missing_package_is_said_before_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,10 +20,9 @@ import pytest
 
 from ecrl_cli import __version__
 from ecrl_cli.cli import report, verify
-from ecrl_cli.cli.console import DEFECT
 from ecrl_cli.cli.help_text import VERBS
 from ecrl_cli.cli.main import main
-from ecrl_cli.errors import EvidenceMissing, RecordError
+from ecrl_cli.errors import DEFECT, EvidenceMissing, RecordError
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.model.run_record import Judging
 

@@ -19,13 +19,12 @@ import pytest
 from ecrl_cli.cli import submission, submitit_job
 from ecrl_cli.cli.arguments import Arguments, parse
 from ecrl_cli.cli.compose import ComposedRun
-from ecrl_cli.cli.console import DEFECT
 from ecrl_cli.cli.main import main
 from ecrl_cli.cli.prepare import TrainPlan
 from ecrl_cli.cli.submission import queued, remember
 from ecrl_cli.config.checks import check
 from ecrl_cli.config.schema import DatasetConfig, FailureConfig, ModelConfig, RunConfig, SupervisionConfig
-from ecrl_cli.errors import ConfigError, Stopped
+from ecrl_cli.errors import DEFECT, ConfigError, Stopped
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.runs.run import RunResult

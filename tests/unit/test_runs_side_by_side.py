@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ecrl_cli.errors import RunDirectoryError
+from ecrl_cli.errors import DEFECT, RunDirectoryError
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.run import RunResult
-from ecrl_cli.runs.side_by_side import sweep_side_by_side
+from ecrl_cli.runs.side_by_side import RunProcess, sweep_side_by_side
 from ecrl_cli.runs.sweep import SweepProgress, todo
 from tests.conftest import Ecrl
 from tests.unit.test_runs_sweep import GOOD, plans, statuses
@@ -83,6 +83,14 @@ def test_a_run_that_fails_or_cannot_begin_does_not_end_the_others(tmp_path: Path
     assert {name: result.exit_code for name, result in results.items()} == {"a": 1, "b": RunDirectoryError.exit_code, "c": 0}
     assert statuses(layout) == {"a": "failed", "b": "failed", "c": "completed"}
     assert any("is taken" in line for line in said) and said[-1] == "sweep: 1 of 3 done, 2 failed"
+
+
+def test_a_process_that_ends_without_a_result_is_a_defect_and_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ecrl_cli.runs.side_by_side.MODULE", "no_such_module")
+    (plan,) = plans(SweepLayout(tmp_path), "a").values()
+    result = RunProcess(plan, 2, tmp_path / "a.log").result()
+    assert (result.exit_code, result.status) == (DEFECT, "failed") and "ended with 1 and without a result" in result.reason
+    assert "no_such_module" in (tmp_path / "a.log").read_text()
 
 
 def test_a_stop_signal_reaches_what_is_at_work_and_nothing_begins_after_it(tmp_path: Path) -> None:

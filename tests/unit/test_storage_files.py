@@ -13,15 +13,16 @@ from ecrl_cli.storage import files
 from ecrl_cli.storage.files import create_once
 
 
-def test_a_claim_that_could_not_be_written_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()], ids=["disk full", "Ctrl-C"])
+def test_a_claim_that_could_not_be_written_is_none_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def refuses(fd: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", refuses)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(type(error)):
             create_once(tmp_path / "claim", b"mine")
-    assert not (tmp_path / "claim").exists()
+    assert not list(tmp_path.iterdir())
     assert create_once(tmp_path / "claim", b"mine")
 
 

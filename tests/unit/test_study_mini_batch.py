@@ -501,6 +501,11 @@ def test_a_dormant_arm_in_order_passes_and_is_told(ran: tuple[int, Path]) -> Non
     assert any("as a dormant worker without a call" in note for note in found.notes)
 
 
+def test_the_form_of_made_up_samples_is_told_where_it_is_not_the_published_one(ran: tuple[int, Path]) -> None:
+    (note,) = [note for note in findings(CONFIG, records_of(ran)).notes if note.startswith("Made-up data")]
+    assert ", published 3 x 64 x 64 in 200 classes" in note and ", published 1 x 1 x 60483 in 2 classes" in note
+
+
 def test_who_contributes_to_what_is_part_of_the_state() -> None:
     assert due(Cell("checkpoint_restart", 50), 8) == due(Cell("consistent_rollback", 0), 8) == [8]
     assert (due(Cell("half_updated_rollback", 50), 8), due(Cell("half_updated_rollback", 0), 8)) == ([8, 8], [8])

@@ -54,7 +54,8 @@ def test_the_restart_limit_ends_the_run() -> None:
     decision = decide(steps(10, 20, 30), 2, None)
     assert (decision.status, decision.exit_code) == ("gave_up", 7)
     assert "all 2 restarts are spent" in decision.reason
-    assert not decide(steps(10), 0, None).restart
+    assert "; the last attempt" in decide(steps(10, 20), 1, None).reason and "its only restart is spent" in decide(steps(10, 20), 1, None).reason
+    assert not decide(steps(10), 0, None).restart and decide(steps(10), 0, None).reason.startswith("no restart is allowed; ")
 
 
 @pytest.mark.parametrize(("code", "status"), [(2, "refused"), (4, "gave_up"), (5, "gave_up"), (9, "gave_up")])

@@ -13,8 +13,6 @@ from typing import NoReturn
 
 from ecrl_cli.errors import ConfigError, visible
 
-DEFECT = 70  # EX_SOFTWARE of sysexits.h: an error that nobody foresaw, and so no verdict; Python's own 1 would read as `invalid`
-
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser whose errors are raised as ConfigError."""

@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.cli.console import DEFECT
 from ecrl_cli.cli.prepare import Say, TrainPlan
 from ecrl_cli.cli.submission import Engine, submit
 from ecrl_cli.config.omegaconf_bridge import yaml_text
-from ecrl_cli.errors import STOPPED, EcrlError, RunHeld
+from ecrl_cli.errors import DEFECT, STOPPED, EcrlError, RunHeld
 from ecrl_cli.records.layout import REFERENCES, RunLayout, SweepLayout
 from ecrl_cli.runs.reference_training import announcement, lacking
 from ecrl_cli.runs.run import RunContext, RunResult, failed, run

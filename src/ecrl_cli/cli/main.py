@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TextIO
 
 from ecrl_cli import __version__
-from ecrl_cli.cli.console import DEFECT, say
+from ecrl_cli.cli.console import say
 from ecrl_cli.cli.help_text import COMPLETION, HELP, VERBS
 from ecrl_cli.config.registry import did_you_mean
-from ecrl_cli.errors import STOPPED, ConfigError, EcrlError, StorageError, first_line, shown
+from ecrl_cli.errors import DEFECT, STOPPED, ConfigError, EcrlError, StorageError, first_line, shown
 
 _HELP_FLAGS = ("-h", "--help")
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
-from ecrl_cli.cli.console import DEFECT, restrict, say
+from ecrl_cli.cli.console import restrict, say
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.machine import check_machine, check_torch
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import EcrlError, RunHeld
+from ecrl_cli.errors import DEFECT, EcrlError, RunHeld
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs.run import RunContext, RunResult, failed, run

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.errors import EcrlError, visible
+from ecrl_cli.errors import DEFECT, EcrlError, visible
 from ecrl_cli.linux.pdeathsig import with_pdeathsig
 from ecrl_cli.records.layout import SweepLayout
 from ecrl_cli.runs.run import RunContext, RunResult, failed, run
@@ -64,7 +64,7 @@ class RunProcess:
         code = self._process.wait()
         if message:
             return decode(RunResult, json.loads(message))
-        return RunResult(1, "failed", f"its process ended with {code} and without a result; see {self._log}")
+        return RunResult(DEFECT, "failed", f"its process ended with {code} and without a result; see {self._log}")
 
 
 def sweep_side_by_side(

@@ -55,7 +55,7 @@ def _place(path: Path, data: bytes, durable: bool, rename: Callable[[Path, Path]
         finally:
             os.close(fd)
         rename(temporary, path)
-    except OSError:
+    except BaseException:  # Ctrl-C too: nobody would remove it later
         temporary.unlink(missing_ok=True)
         raise
     if durable:

@@ -171,6 +171,13 @@ class Counts:
     def named(self, application: str) -> str:
         return named(application, SIZES[self.config.scale][application])
 
+    def samples(self, application: str) -> str:
+        """The form of its made-up samples, with the published one where that differs."""
+        here, published = (
+            f"{' x '.join(map(str, size.shape))} in {size.classes} classes" for size in (SIZES[self.config.scale][application], PAPER[application])
+        )
+        return f"{APPLICATIONS[application]}: {here}" + (f", published {published}" if here != published else "")
+
     def plan(self) -> list[Cell]:
         return planned(self.config)
 

@@ -243,7 +243,8 @@ def _notes(counts: Counts) -> Iterator[str]:
     if config.scale == "smoke":
         yield "The scale smoke only shows that everything runs: its accuracies mean nothing, and ResNet-50 is a small network with BatchNorm."
     if config.data == "made":
-        yield "Made-up data of the published shapes: the differences between strategies can be compared, the accuracies not with the published ones."
+        samples = "; ".join(map(counts.samples, counts.applications))
+        yield f"Made-up data ({samples}): the differences between strategies can be compared, the accuracies not with the published ones."
     yield (
         "The published study: the mini-batch moves the accuracy by 2.6 to 8.5%, immediate rollback ends up to 5.5% away from Baseline, lossy forward "
         "nearer in every case; rollback takes almost twice a mini-batch, a restart up to 400 times. One run each, no intervals."

@@ -119,8 +119,16 @@ class Prometheus:
     def __init__(self, place: str, name: str, ident: str, config: Mapping[str, Any]) -> None:
         self._path, self._name = Path(place) / f"{name}.prom", name
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._gauges: dict[str, float] = {}
+        self._whose = f"# run {ident}"
+        self._gauges = self._before()  # of an earlier session, or of the run that is judged only now
         self._words: dict[str, str] = {}
+
+    def _before(self) -> dict[str, float]:
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.is_file() else []
+        if lines[:1] != [self._whose]:
+            return {}
+        values = [line.removeprefix("ecrl_").partition("{") for line in lines if not line.startswith("#") and ',is="' not in line]
+        return {key: float(rest.rpartition(" ")[2]) for key, _, rest in values}
 
     def step(self, step: int, values: Values) -> None:
         self.summary(step, values, {})
@@ -128,7 +136,7 @@ class Prometheus:
     def summary(self, step: int, values: Values, words: Mapping[str, str]) -> None:
         self._gauges |= {"step": float(step), **values}
         self._words |= words
-        lines = []
+        lines = [self._whose]
         for key, value in sorted(self._gauges.items()):
             lines += [f"# TYPE ecrl_{key} gauge", f'ecrl_{key}{{run="{_label(self._name)}"}} {value!r}']
         for key, text in sorted(self._words.items()):

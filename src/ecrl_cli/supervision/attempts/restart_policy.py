@@ -60,7 +60,10 @@ def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: RankError 
     if last.outcome in ("resized", SURVIVED):
         return Decision("running", why)
     if restarts(attempts) >= max_restarts:
-        return _gave_up(attempts, f"all {max_restarts} restarts are spent; the last attempt: {why}")
+        spent = (
+            f"all {max_restarts} restarts are spent" if max_restarts > 1 else "its only restart is spent" if max_restarts else "no restart is allowed"
+        )
+        return _gave_up(attempts, f"{spent}; the last attempt: {why}")
     return Decision("running", why)
 
 
