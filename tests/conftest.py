@@ -18,7 +18,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
-from tests import reaper
+from tests import reaper, slow
 
 Ecrl = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -130,8 +130,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run the files, and the tests of each, in a random order")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The files of LONGEST first, the others after them as they come; or all in random order."""
+    slow.mark(items, whole_files=not any("::" in word for word in config.args))
     order = {f"{Path(__file__).parent}/{name}": place for place, name in enumerate(LONGEST)}
     if (seed := config.getoption("shuffle")) is not None:
         draw = random.Random(seed)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.runs import every_value
+from tests.runs.book import EACH, some
 from tests.runs.every_value import BOOK, Judged
 
 
@@ -17,7 +18,12 @@ def judged() -> Iterator[dict[str, Judged]]:
         yield found
 
 
-@pytest.mark.parametrize("chapter", [every_value.judged, every_value.computed], ids=lambda chapter: str(chapter.__name__))
-def test_a_changed_value_is_called_what_it_was_called_before(judged: dict[str, Judged], chapter: every_value.Chapter) -> None:
-    before = (BOOK / f"{chapter.__name__}.txt").read_text(encoding="utf-8").splitlines()
-    assert list(chapter(judged)) == before, "called otherwise; if that is meant: python -m tests.runs.every_value"
+@EACH
+@pytest.mark.parametrize("chapter", every_value.CHAPTERS)
+def test_a_changed_value_is_called_what_it_was_called_before(judged: dict[str, Judged], chapter: str, each: int) -> None:
+    before = (BOOK / f"{chapter}.txt").read_text(encoding="utf-8").splitlines()
+    found, said = every_value.CHAPTERS[chapter](judged)
+    assert len(before) == len(found)
+    assert [said(change) for change in some(found, each)] == some(before, each), (
+        "called otherwise; if that is meant: python -m tests.runs.every_value"
+    )

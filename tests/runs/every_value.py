@@ -55,7 +55,6 @@ INSTANT = r"\.(at|start|end|(start|end|launch)ed_at)$"  # on the monotonic clock
 LEFT_OUT = {"layout", "raw", "torn", "unread"}
 
 Place = tuple[str | int, ...]
-Chapter = Callable[[dict[str, "Judged"]], list[str]]
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,9 @@ class Change:
 
     def __str__(self) -> str:
         return f"{self.run} {'.'.join(map(str, self.place))} = {_short(self.value)}"
+
+
+Chapter = tuple[list[Change], Callable[[Change], str]]  # the changes, and the line of one
 
 
 @dataclass
@@ -286,15 +288,18 @@ def chosen(judged: dict[str, Judged], most: int) -> list[Change]:
     return sorted(picked, key=lambda change: (change.field, str(change)))
 
 
-def judged(runs: dict[str, Judged]) -> list[str]:
+def judged(runs: dict[str, Judged]) -> Chapter:
     """Of every field a change, and what the checks say of it."""
-    return [f"{change} || {runs[change.run].said(change)}" for change in chosen(runs, JUDGED)]
+    return chosen(runs, JUDGED), lambda change: f"{change} || {runs[change.run].said(change)}"
 
 
-def computed(runs: dict[str, Judged]) -> list[str]:
+def computed(runs: dict[str, Judged]) -> Chapter:
     """Of every field of which figures are made some changes, and which figures become other ones."""
     found = [change for change in chosen(runs, COMPUTED) if re.fullmatch(FIGURED, change.field)]
-    return [f"{change} || {runs[change.run].computed(change)}" for change in found]
+    return found, lambda change: f"{change} || {runs[change.run].computed(change)}"
+
+
+CHAPTERS = {"judged": judged, "computed": computed}
 
 
 def _short(value: Any) -> str:
@@ -310,9 +315,9 @@ def main() -> None:
     shutil.rmtree(BOOK, ignore_errors=True)
     BOOK.mkdir()
     with runs() as found:
-        for chapter in (judged, computed):
-            lines = "".join(f"{line}\n" for line in chapter(found))
-            (BOOK / f"{chapter.__name__}.txt").write_text(lines, encoding="utf-8")
+        for name, chapter in CHAPTERS.items():
+            picked, said = chapter(found)
+            (BOOK / f"{name}.txt").write_text("".join(f"{said(change)}\n" for change in picked), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from ecrl_cli.runs.run import RunResult
 from ecrl_cli.runs.side_by_side import RunProcess, sweep_side_by_side
 from ecrl_cli.runs.sweep import SweepProgress, todo
 from tests.conftest import Ecrl
+from tests.in_process import ecrl_in_process
 from tests.unit.test_runs_sweep import GOOD, plans, statuses
 
 STOPPED = RunResult(143, "stopped", "stopped by SIGTERM")
@@ -133,8 +134,8 @@ def test_a_sweep_side_by_side_for_real(ecrl: Ecrl, tmp_path: Path) -> None:
         layout = RunLayout(sweep / row["run"])
         assert json.loads(layout.environment.read_text())["runs_at_once"] == 2
         assert "target" in (sweep / ".hydra" / "jobs" / f"{Path(row['run']).name}.log").read_text()
-    assert ecrl("verify", "sweep").stdout.count(": valid (8 promises kept, 5 not checked)") == 2
-    reported = ecrl("report", "sweep", check=1)
+    assert ecrl_in_process(tmp_path, "verify", "sweep").stdout.count(": valid (8 promises kept, 5 not checked)") == 2
+    reported = ecrl_in_process(tmp_path, "report", "sweep", check=1)
     assert "gate failed: alone" in reported.stdout + reported.stderr
-    again = ecrl("train", *arms[:-1], "run_dir=sweep")  # alone: the same runs, and finished
+    again = ecrl_in_process(tmp_path, "train", *arms[:-1], "run_dir=sweep")  # alone: the same runs, and finished
     assert "at once" not in again.stderr
