@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         registry = read()
-        if options.same_results:
+        if options.same_results is not None:
             declare(map(Path, options.names), options.same_results, as_counted)
             write(registry)
             return 0

@@ -218,7 +218,7 @@ def index(registry: Registry) -> str:
     rows = [_row(each) for each in registry.experiments.values()]
     table = ["| experiment | what it shows | `make results ...` | runs | verdicts | commit | made | code since |", "| --- " * 8 + "|", *rows]
     alike = [f"- `{change['file']}`: {change['why']}" for change in declared()]
-    told = ["", "Changes of code since that are declared to alter no result that is kept here:", "", *alike] if alike else []
+    told = ["", "Changes of code that are declared to alter no result that was kept before them:", "", *alike] if alike else []
     return "\n".join([before + BEGIN, *table, *told, END]) + rest.partition(END)[2]
 
 

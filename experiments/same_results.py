@@ -1,7 +1,7 @@
 """Changes of code that are declared to alter no kept result, each with its reason, in docs/results/same_results.yaml: `stamp` counts such a file as
 it was before. A message to the user mended would otherwise make results of days stale, or be left as it is for their sake.
 
-Of a file the list names pairs of digests (`stamp.of_file`) before and after: more than one pair only where the file has code for GPUs.
+A declared change of which modules a file imports makes studies stale all the same: they count the files that they reach.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ import yaml
 from experiments.registry import RESULTS, ROOT, ExperimentError
 
 DECLARED = RESULTS / "same_results.yaml"
+COUNTED = ("src/ecrl_cli/", "conf/")
+KINDS = {False: "without a GPU", True: "with a GPU"}  # of results: code for GPUs does not count for the first
+FEWEST_WORDS = 4
 _HEAD = """\
-# Changes of code that are declared to alter no kept result: read by a person, held by no test. Each line of "digests" is a file's before and after.
-# Add one, before it is committed: python -m experiments --same-results "why" FILE...
+# Changes of code that are declared to alter no kept result: read by a person, held by no test. Of each file the digests of what counts of it
+# (experiments/stamp.py), before and after. Add one before it is committed: python -m experiments --same-results "why" FILE...
 """
 
 
@@ -27,33 +30,39 @@ def declared() -> list[dict[str, Any]]:
 
 
 @cache
-def _first() -> dict[str, str]:
-    """By digest of a changed file, the one that it had before the first of its declared changes."""
-    first: dict[str, str] = {}
+def _first() -> dict[tuple[str, bool, str], str]:
+    """By file, kind of result and digest after a declared change, the digest before the first of them."""
+    first: dict[tuple[str, bool, str], str] = {}
     for change in declared():
-        for before, after in change["digests"]:
-            if after != (earliest := first.get(before, before)):
-                first[after] = earliest
+        for gpu, kind in KINDS.items():
+            before, after = change[kind]
+            if after != (earliest := first.get((change["file"], gpu, before), before)):
+                first[change["file"], gpu, after] = earliest
     return first
 
 
-def as_before(digest: str) -> str:
-    """`digest` of a file, or that of the same file before changes that alter no result."""
-    return _first().get(digest, digest)
+def as_before(name: str, digest: str, *, gpu: bool) -> str:
+    """`digest` of the file `name` below the root, or that of the same file before changes that alter no result."""
+    return _first().get((name, gpu, digest), digest)
 
 
-def declare(files: Iterable[Path], why: str, digests: Callable[[Path, bytes], list[str]]) -> None:
-    """Adds the changes that `files` have since the last commit. `digests`: of a file with that content."""
+def declare(files: Iterable[Path], why: str, digest: Callable[[Path, bytes, bool], str]) -> None:
+    """Adds the changes that `files` have since the last commit. `digest`: of a file with that content, for a result without a GPU or with one."""
+    if len(why.split()) < FEWEST_WORDS:
+        raise ExperimentError(f"--same-results: {why!r} is no reason; say in a few words why no result is another one")
     added = []
     for path in files:
-        name = path.resolve().relative_to(ROOT).as_posix()
-        before = subprocess.run(["git", "-C", str(ROOT), "show", f"HEAD:{name}"], capture_output=True, check=False)
-        if before.returncode or not path.is_file():
+        name = path.resolve().relative_to(ROOT).as_posix() if path.resolve().is_relative_to(ROOT) else str(path)
+        if not name.startswith(COUNTED):
+            raise ExperimentError(f"{name}: no result depends on it; only files in {' and '.join(COUNTED)} count")
+        committed = subprocess.run(["git", "-C", str(ROOT), "show", f"HEAD:{name}"], capture_output=True, check=False)
+        if committed.returncode or not path.is_file():
             raise ExperimentError(f"{name}: a file that comes or goes counts as a change: declare only changed ones")
-        pairs = sorted(set(zip(digests(path, before.stdout), digests(path, path.read_bytes()), strict=True)))
-        if all(old == new for old, new in pairs):
+        change = {KINDS[gpu]: [digest(path, content, gpu) for content in (committed.stdout, path.read_bytes())] for gpu in KINDS}
+        if all(before == after for before, after in change.values()):
             raise ExperimentError(f"{name}: nothing that counts has changed since the last commit")
-        added.append({"file": name, "why": why, "digests": [[old, new] for old, new in pairs if old != new]})
-    text = _HEAD + yaml.safe_dump(declared() + added, sort_keys=False, width=1000, allow_unicode=True)
-    DECLARED.write_text(text, encoding="utf-8")
+        added.append({"file": name, "why": why, **change})
+    again = [(change["file"], *(change[kind][0] for kind in KINDS.values())) for change in added]
+    kept = [change for change in declared() if (change["file"], *(change[kind][0] for kind in KINDS.values())) not in again]
+    DECLARED.write_text(_HEAD + yaml.safe_dump(kept + added, sort_keys=False, width=1000, allow_unicode=True), encoding="utf-8")
     _first.cache_clear()

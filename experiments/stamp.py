@@ -68,7 +68,7 @@ def digests_of(experiment: Experiment, *, gpu: bool) -> dict[str, str]:
 def _digest(folder: Path, files: Iterable[Path], *, gpu: bool, judge: bool = False) -> str:
     digest = hashlib.sha256()
     for path in sorted(files):
-        meant = as_before(of_file(path, path.read_bytes(), gpu=gpu, judge=judge))
+        meant = as_before(path.relative_to(ROOT).as_posix(), of_file(path, path.read_bytes(), gpu=gpu, judge=judge), gpu=gpu)
         digest.update(f"{path.relative_to(folder)}\0{meant}\n".encode())
     return digest.hexdigest()
 
@@ -78,10 +78,9 @@ def of_file(path: Path, content: bytes, *, gpu: bool, judge: bool) -> str:
     return _meant(content, gpu=gpu, judge=judge) if path.suffix == ".py" else hashlib.sha256(content).hexdigest()
 
 
-def as_counted(path: Path, content: bytes) -> list[str]:
-    """Its digests for results made without a GPU and with one."""
-    judge = any(path.resolve().is_relative_to(PACKAGE / room) for room in JUDGES)
-    return [of_file(path, content, gpu=gpu, judge=judge) for gpu in (False, True)]
+def as_counted(path: Path, content: bytes, gpu: bool) -> str:
+    """The digest of `content` in the room of `path`, for a result made with a GPU or without."""
+    return of_file(path, content, gpu=gpu, judge=any(path.resolve().is_relative_to(PACKAGE / room) for room in JUDGES))
 
 
 @cache  # many experiments depend on the same files

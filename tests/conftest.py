@@ -133,7 +133,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The files of LONGEST first, the others after them as they come; or all in random order."""
-    slow.mark(items, whole_files=not any("::" in word for word in config.args))
+    slow.mark(config, items)
     order = {f"{Path(__file__).parent}/{name}": place for place, name in enumerate(LONGEST)}
     if (seed := config.getoption("shuffle")) is not None:
         draw = random.Random(seed)

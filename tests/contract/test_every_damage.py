@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs import every_damage
-from tests.runs.book import EACH, some
+from tests.runs.book import EACH, compared
 from tests.runs.every_damage import BOOK, damages, said
 
 KINDS = sorted(path.stem for path in BOOK.glob("*.txt"))
@@ -26,10 +26,8 @@ def checkpoints() -> Iterator[dict[str, Path]]:
 def test_a_damaged_checkpoint_is_called_what_it_was_called_before(checkpoints: dict[str, Path], kind: str, each: int) -> None:
     before = (BOOK / f"{kind}.txt").read_text(encoding="utf-8").splitlines()
     path = checkpoints[kind]
-    known = list(damages(path))
-    assert len(before) == len(known)
-    now = [f"{damage.name} || {said(kind, path, damage)}" for damage in some(known, each)]
-    assert now == some(before, each), "called otherwise; if that is meant: python -m tests.runs.every_damage"
+    found = compared(before, damages(path), lambda damage: damage.name, lambda damage: f"{damage.name} || {said(kind, path, damage)}", each)
+    assert [now for _, _, now in found] == [line for _, line, _ in found], "called otherwise; if that is meant: python -m tests.runs.every_damage"
 
 
 @pytest.mark.parametrize("kind", KINDS)

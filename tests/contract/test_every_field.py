@@ -13,7 +13,7 @@ import pytest
 
 from ecrl_cli.verify.verify_run import verify_run
 from tests.runs import every_field
-from tests.runs.book import EACH, some
+from tests.runs.book import EACH, compared
 from tests.runs.every_field import BOOK, Change, Judge, is_hole
 from tests.runs.free_fields import FREE, TOLERANCES, excuse
 
@@ -43,11 +43,9 @@ def test_an_untouched_run_is_valid(judge: Judge, run: str) -> None:
 @pytest.mark.parametrize("run", RUNS)
 def test_a_changed_field_is_judged_as_before(judge: Judge, by_run: dict[str, list[Change]], run: str, each: int) -> None:
     before = (BOOK / f"{run}.txt").read_text(encoding="utf-8").splitlines()
-    assert len(before) == len(by_run[run])
-    looked_at = some(by_run[run], each)
-    now = [f"{change} || {judge.verdict(change)}" for change in looked_at]
-    assert not [line for line, change in zip(now, looked_at, strict=True) if is_hole(change, line.split(" || ", 1)[1])]
-    assert now == some(before, each), "judged otherwise; if that is meant: python -m tests.runs.every_field"
+    found = compared(before, by_run[run], str, lambda change: f"{change} || {judge.verdict(change)}", each)
+    assert not [now for change, _, now in found if is_hole(change, now.split(" || ", 1)[1])]
+    assert [now for _, _, now in found] == [line for _, line, _ in found], "judged otherwise; if that is meant: python -m tests.runs.every_field"
 
 
 def test_every_excuse_is_needed(by_run: dict[str, list[Change]]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.runs import every_value
-from tests.runs.book import EACH, some
+from tests.runs.book import EACH, compared
 from tests.runs.every_value import BOOK, Judged
 
 
@@ -22,8 +22,6 @@ def judged() -> Iterator[dict[str, Judged]]:
 @pytest.mark.parametrize("chapter", every_value.CHAPTERS)
 def test_a_changed_value_is_called_what_it_was_called_before(judged: dict[str, Judged], chapter: str, each: int) -> None:
     before = (BOOK / f"{chapter}.txt").read_text(encoding="utf-8").splitlines()
-    found, said = every_value.CHAPTERS[chapter](judged)
-    assert len(before) == len(found)
-    assert [said(change) for change in some(found, each)] == some(before, each), (
-        "called otherwise; if that is meant: python -m tests.runs.every_value"
-    )
+    changes, said = every_value.CHAPTERS[chapter](judged)
+    found = compared(before, changes, str, said, each)
+    assert [now for _, _, now in found] == [line for _, line, _ in found], "called otherwise; if that is meant: python -m tests.runs.every_value"

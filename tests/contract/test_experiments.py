@@ -435,48 +435,113 @@ def test_a_change_of_code_changes_its_digest_alone(tmp_path: Path, monkeypatch: 
     assert {name for name in before if before[name] != after[name]} == {"training"} and {"report", "conf", "ecrl_cli"} <= set(before)
 
 
+OWN_FILES = {
+    "src/ecrl_cli/training/step.py": 'if x.device.type == "cuda":\n    x = 1\na = 1\n',
+    "src/ecrl_cli/training/__init__.py": "",
+    "src/ecrl_cli/verify/judge.py": "import os\n\nb = os.sep\n",
+    "src/ecrl_cli/verify/__init__.py": "",
+    "conf/base.yaml": "c: 1\n",
+}
+
+
+def commit(root: Path) -> None:
+    for words in (["add", "."], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "next"]):
+        subprocess.run(["git", "-C", str(root), *words], check=True)
+
+
+def both() -> list[dict[str, str]]:
+    """The digests for results without a GPU and with one."""
+    return [code_digests.__wrapped__(gpu=gpu) for gpu in (False, True)]
+
+
 @pytest.fixture
 def own_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package of two files under version control, and nothing declared."""
-    for name, text in {"src/ecrl_cli/training/step.py": "a = 1\n", "src/ecrl_cli/verify/judge.py": "b = 1\n", "conf/base.yaml": "c: 1\n"}.items():
+    """A package under version control, and nothing declared."""
+    for name, text in OWN_FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
-    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "first"]):
-        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
+    commit(tmp_path)
     for place in ("stamp.ROOT", "same_results.ROOT"):
         monkeypatch.setattr(f"experiments.{place}", tmp_path)
     monkeypatch.setattr("experiments.stamp.PACKAGE", tmp_path / "src" / "ecrl_cli")
     monkeypatch.setattr("experiments.same_results.DECLARED", tmp_path / "same_results.yaml")
+    monkeypatch.chdir(tmp_path)
     same_results._first.cache_clear()
     yield tmp_path
     same_results._first.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["src/ecrl_cli/training/step.py", "src/ecrl_cli/verify/judge.py", "conf/base.yaml"])
+@pytest.mark.parametrize("name", OWN_FILES)
 def test_a_change_that_is_declared_to_alter_no_result_makes_none_stale_and_the_next_one_does(name: str, own_tree: Path) -> None:
-    changing, before = own_tree / name, code_digests.__wrapped__()
-    for text in ("a: 2\n", "a: 3\n"):
+    changing, before = Path(name), both()
+    for text in ("import io\na: int = 2\n", "a: int = 3\n"):
         changing.write_text(text, encoding="utf-8")
-        assert code_digests.__wrapped__() != before
-        declare([changing], "a message alone", as_counted)
-        assert code_digests.__wrapped__() == before
-        subprocess.run(["git", "-C", str(own_tree), "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qam", "next"], check=True)
-    changing.write_text("a: 4\n", encoding="utf-8")
-    assert code_digests.__wrapped__() != before
+        assert all(now != then for now, then in zip(both(), before, strict=True))
+        declare([changing], "a message of one word", as_counted)
+        assert both() == before
+        commit(own_tree)
+    changing.write_text("a: int = 4\n", encoding="utf-8")
+    assert all(now != then for now, then in zip(both(), before, strict=True))
 
 
-@pytest.mark.parametrize(("name", "text"), [("src/ecrl_cli/training/new.py", "d = 1\n"), ("src/ecrl_cli/training/step.py", '"""Said."""\n\na = 1\n')])
-def test_a_new_file_and_one_that_counts_as_before_cannot_be_declared(name: str, text: str, own_tree: Path) -> None:
-    (own_tree / name).write_text(text, encoding="utf-8")
-    with pytest.raises(ExperimentError, match=f"^{name}: "):
-        declare([own_tree / name], "a message alone", as_counted)
+def test_a_declared_change_excuses_no_other_file_and_no_other_kind_of_result(own_tree: Path) -> None:
+    """Two files may have had the same content, and code for GPUs counts for results made on one alone."""
+    (cpu, gpu) = both()
+    step, of_others = Path("src/ecrl_cli/training/step.py"), Path("src/ecrl_cli/verify/__init__.py")
+    step.write_text("a = 1\n", encoding="utf-8")
+    assert both()[0] == cpu and both()[1] != gpu
+    declare([step], "no kept result has a GPU", as_counted)
+    assert both() == [cpu, gpu]
+    Path("src/ecrl_cli/training/__init__.py").write_text("d = 1\n", encoding="utf-8")
+    declare([Path("src/ecrl_cli/training/__init__.py")], "a name that nobody uses", as_counted)
+    assert both() == [cpu, gpu]
+    of_others.write_text("d = 1\n", encoding="utf-8")
+    assert all(now["verify"] != then["verify"] for now, then in zip(both(), (cpu, gpu), strict=True))
+
+
+def test_declared_again_before_it_is_committed_a_change_is_listed_once(own_tree: Path) -> None:
+    step, before = Path("src/ecrl_cli/training/step.py"), both()
+    for text, why in (("a = 2\n", "the words of a message"), ("a = 3\n", "better words of a message")):
+        step.write_text(text, encoding="utf-8")
+        declare([step], why, as_counted)
+    assert [change["why"] for change in same_results.declared()] == ["better words of a message"] and both() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why", "said"),
+    [
+        ("src/ecrl_cli/training/new.py", "d = 1\n", "a message of one word", "a file that comes or goes counts as a change"),
+        (
+            "src/ecrl_cli/training/step.py",
+            '"""Said."""\n' + OWN_FILES["src/ecrl_cli/training/step.py"],
+            "a message of one word",
+            "nothing that counts",
+        ),
+        ("tests/test_step.py", "d = 1\n", "a message of one word", "no result depends on it"),
+        ("src/ecrl_cli/training/step.py", "a = 2\n", "a typo", "'a typo' is no reason"),
+    ],
+)
+def test_what_cannot_be_declared_is_refused_in_one_line(name: str, text: str, why: str, said: str, own_tree: Path) -> None:
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(name).write_text(text, encoding="utf-8")
+    with pytest.raises(ExperimentError, match=said):
+        declare([Path(name)], why, as_counted)
     assert not (own_tree / "same_results.yaml").exists()
 
 
-def test_each_change_that_is_declared_says_why_and_of_which_file() -> None:
-    for change in same_results.declared():
-        assert (ROOT / change["file"]).is_file() and len(change["why"].split()) >= 4 and change["digests"]
-        assert all(len(digest) == 64 for pair in change["digests"] for digest in pair)
+def test_the_command_declares_nothing_and_runs_nothing_without_a_file_or_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    for given in (
+        ["--same-results", "a message of one word"],
+        ["--same-results", "", "src/ecrl_cli/errors.py"],
+        ["--same-results", "words", "/etc/hosts"],
+    ):
+        assert main(given) == 2
+        assert capsys.readouterr().err.startswith("experiments: ")
+
+
+def test_each_change_that_is_declared_is_of_a_file_that_is_there() -> None:
+    assert all((ROOT / change["file"]).is_file() for change in same_results.declared())
 
 
 def test_the_versions_that_are_pinned_are_those_quickstart_was_made_with_and_leave_no_dependency_out() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from ecrl_cli.config.schema import TrackerConfig
 from ecrl_cli.config.trackers import TRACKERS
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs.tracking.follow import FOLDER, Follower
-from ecrl_cli.runs.tracking.sinks import MLflow
+from ecrl_cli.runs.tracking.sinks import MLflow, Prometheus
 from ecrl_cli.runs.tracking.tracked import tracked
 from tests.contract.variants import check_description, check_registration
 from tests.e2e.runs import tiny
@@ -133,6 +134,33 @@ def test_a_tracker_shows_what_the_records_say(name: str, tmp_path: Path, capsys:
         assert verdict == "valid" and max(shown) == 24 and (name == "prometheus" or set(shown) == set(due))
         assert all(value == pytest.approx(due[step]) for step, value in shown.items())
         assert name != "prometheus" or "\necrl_loss{" in (layout.root / FOLDER / where / "blk.prom").read_text(), "told twice, it still has the loss"
+
+
+def told(place: Path, ident: str, step: int | None = None, name: str = "run") -> str:
+    """The file after a session: with `step` one that trains, else one that is told the end alone."""
+    tracker = Prometheus(str(place), name, ident, {})
+    if step is not None:
+        tracker.step(step, {"loss": 0.5})
+    tracker.summary(24, {"goodput": 3.0}, {"verdict": "valid"})
+    return (place / f"{name}.prom").read_text()
+
+
+def test_the_prometheus_file_keeps_what_the_same_run_has_told_until_it_goes_on(tmp_path: Path) -> None:
+    assert 'ecrl_loss{run="run"} 0.5\n' in told(tmp_path, "a", 24)
+    assert 'ecrl_loss{run="run"} 0.5\n' in told(tmp_path, "a"), "judged later"
+    assert "ecrl_loss" not in told(tmp_path, "b"), "another run of that name"
+    told(tmp_path, "b", 24)
+    going_on = Prometheus(str(tmp_path), "run", "b", {})
+    going_on.step(25, {"loss": math.nan})
+    text = (tmp_path / "run.prom").read_text()
+    assert 'ecrl_loss{run="run"} nan\n' in text and "goodput" not in text and "verdict" not in text
+    assert 'ecrl_loss{run="run"} nan\n' in told(tmp_path, "b")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"# run a\necrl_loss\n", b"", b"# of another program\nloss 1\n"])
+def test_a_prometheus_file_that_cannot_be_read_is_replaced(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "run.prom").write_bytes(content)
+    assert told(tmp_path, "a", 24).startswith("# run a\n")
 
 
 def test_a_missing_package_is_said_before_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

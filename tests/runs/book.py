@@ -1,8 +1,9 @@
-"""Books: what the judge said of thousands of changes, a line each (tests/recorded). `make test` looks at every third, `make test-slow` at all."""
+"""Books: what the judge said of thousands of changes, a line each (tests/recorded). `make test` looks at a third, `make test-slow` at all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import zlib
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import pytest
@@ -11,6 +12,12 @@ T = TypeVar("T")
 EACH = pytest.mark.parametrize("each", [pytest.param(3, id="a third"), pytest.param(1, id="all", marks=pytest.mark.slow)])
 
 
-def some(lines: Iterable[T], each: int) -> list[T]:
-    """Every `each`-th of `lines`, from the first on."""
-    return list(lines)[::each]
+def compared(before: Iterable[str], changes: Iterable[T], name: Callable[[T], str], said: Callable[[T], str], each: int) -> list[tuple[T, str, str]]:
+    """Of about one change in `each`, chosen by its name, so that it is of every kind some: the change, its line in the book, and its line now.
+
+    `before`: the book; it must hold all changes under the names that they have now.
+    """
+    book, found = list(before), list(changes)
+    assert [line.partition(" || ")[0] for line in book] == [name(change) for change in found], "other changes than those of the book"
+    chosen = [number for number, line in enumerate(book) if zlib.crc32(line.partition(" || ")[0].encode()) % each == 0]
+    return [(found[number], book[number], said(found[number])) for number in chosen]

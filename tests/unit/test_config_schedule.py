@@ -14,7 +14,7 @@ from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.compose import compose_grid
 from ecrl_cli.cli.prepare import slowed_by_others
 from ecrl_cli.config.build import steps_at
-from ecrl_cli.config.estimates import seconds
+from ecrl_cli.config.estimates import seconds, snapshot_bytes
 from ecrl_cli.config.identity import run_name
 from ecrl_cli.config.schema import RunConfig, ScheduleConfig
 from ecrl_cli.errors import ConfigError
@@ -175,6 +175,24 @@ def test_a_step_takes_what_it_took_on_one_core_within_a_factor_of_two(typed: str
     config = one(f"{typed} global_batch=32 world_size=1 threads=1 failure=none")
     step = (seconds(replace(config, target_steps=1_100), gpu=False) - seconds(replace(config, target_steps=100), gpu=False)) / 1_000
     assert took / 2 < step < took * 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "counted"),
+    [
+        ("model=small_cnn model.width=8 model.depth=2 dataset=digits", 1_442),
+        ("model=small_cnn model.width=32 dataset=cifar10", 391_466),
+        ("model=small_cnn model.width=32 model.depth=8 dataset=cifar10", 2_752_810),
+        ("model=vit model.width=64 model.depth=8 dataset=cifar10", 407_882),
+        ("model=resnet50 model.width=16 dataset=cifar10", 1_484_186),
+        ("model=nt3 model.width=8 dataset=nt3", 9_677_078),
+        ("model=nt3 model.width=16 dataset=cifar10", 980_142),
+        ("model=nt3 model.width=128 dataset=digits", 247_886),
+    ],
+)
+def test_a_snapshot_is_as_large_as_the_model_makes_it(typed: str, counted: int) -> None:
+    """`counted`: the parameters of the model that is built; with momentum there are as many again."""
+    assert snapshot_bytes(one(f"{typed} failure=none")) == pytest.approx(8 * counted, rel=0.4)
 
 
 def test_what_a_run_is_expected_to_take_doubles_where_all_processors_are_at_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from typing import NamedTuple
 
-from ecrl_cli.config.schema import ModelConfig, RunConfig
+from ecrl_cli.config.schema import DatasetConfig, RunConfig
 
 _BYTES = 4  # parameters and optimizer state are fp32, under autocast too
 
 
 class _Cost(NamedTuple):
-    """Of a model, for its width and for the square of that: parameters, and what a training step of one sample (of 32 x 32 pixels, or one of NT3's
-    profiles) takes one core, in milliseconds. Narrow networks move memory (`linear_ms`), wide ones multiply (`square_ms`)."""
+    """Milliseconds that one core takes for a training step of one sample of 32 x 32 pixels: fixed, for the model's width, and for its square. Narrow
+    networks move memory, wide ones multiply."""
 
-    square_parameters: float
-    linear_ms: float
-    square_ms: float
-    fixed_ms: float = 0.0
-    linear_parameters: float = 0.0
+    fixed: float
+    linear: float
+    square: float
 
 
-# Fitted to one core of an AMD EPYC at widths of 8 to 128 (2026-11-28) and taken times 0.75, because the same machine was up to twice as fast on other
-# days. The measured seconds then lie within a factor of two on both sides; below a hundredth of a second a step is all overhead.
+# Fitted to one core of an AMD EPYC at widths of 8 to 128 (2026-11-28), and multiplied by 0.75: on other days the same machine was up to twice as
+# fast, and so both lie within a factor of two. Below a hundredth of a second a step is all overhead.
 _COSTS = {
-    "resnet18": _Cost(11.2e6 / 64**2, 0.15, 0.011),
-    "resnet50": _Cost(23.5e6 / 64**2, 0.49, 0.033),
-    "resnet152": _Cost(58.2e6 / 64**2, 0.89, 0.053),
-    "small_cnn": _Cost(382, 0.033, 0.0006),
-    "vit": _Cost(48, 0.0, 0.00034, fixed_ms=0.9),  # of depth 4
-    "nt3": _Cost(0, 3.3, 0.05, linear_parameters=1.21e6),
+    "resnet18": _Cost(0.0, 0.15, 0.011),
+    "resnet50": _Cost(0.0, 0.49, 0.033),
+    "resnet152": _Cost(0.0, 0.89, 0.053),
+    "small_cnn": _Cost(0.0, 0.033, 0.0006),  # of depth 4
+    "vit": _Cost(0.9, 0.0, 0.00034),  # of depth 4
+    "nt3": _Cost(0.0, 3.3, 0.05),  # of one profile
 }
+_RESNETS = {"resnet18": 11.2e6, "resnet50": 23.5e6, "resnet152": 58.2e6}  # parameters at 64 channels
+_PROFILE = 60_483  # genes
 _CORES_OF_A_GPU = 400  # that together are as fast as one data-centre GPU
 _SIDES = {"digits": 8, "cifar10": 32, "cifar100": 32, "tinyimagenet": 64}  # pixels; of the others dataset.image_size
 _STEP_FLOOR_S = 0.01
@@ -38,30 +39,48 @@ _START_S = {"zygote": 1.0}  # from a launch to the first step
 _START_ELSEWHERE_S = 4.5
 
 
-def parameters(model: ModelConfig) -> float:
-    """Approximate number of parameters of `model`; one that is not built in counts as small_cnn."""
-    cost = _COSTS.get(model.name, _COSTS["small_cnn"])
-    return cost.square_parameters * model.width**2 * _depth(model) + cost.linear_parameters * model.width
+def parameters(config: RunConfig) -> float:
+    """Approximate number of parameters; a model that is not built in counts as small_cnn."""
+    model, width = config.model, config.model.width
+    if model.name in _RESNETS:
+        return _RESNETS[model.name] * (width / 64) ** 2
+    if model.name == "vit":
+        return 12.0 * model.depth * width**2
+    if model.name == "nt3":  # nearly all in the first dense layer: of 200, behind a pooling of 10
+        return 20.0 * _features(config) * width
+    blocks = [width * min(2**block, 8) for block in range(model.depth)]
+    return 9.0 * sum(inputs * outputs for inputs, outputs in pairwise(blocks))
 
 
-def _depth(model: ModelConfig) -> float:
-    return model.depth / 4 if model.name == "vit" else 1.0
+def _features(config: RunConfig) -> int:
+    """Values of one sample."""
+    data = config.dataset
+    return _PROFILE if data.name == "nt3" else _side(data) ** 2 * (1 if data.name == "digits" else data.channels)
+
+
+def _side(data: DatasetConfig) -> int:
+    return _SIDES.get(data.name, data.image_size)
 
 
 def snapshot_bytes(config: RunConfig) -> int:
     """Approximate bytes of a checkpoint: parameters and optimizer state."""
     states = 2 if config.optimizer.name == "adamw" else int(config.optimizer.momentum > 0)  # of the optimizer, for each parameter
-    return round(_BYTES * parameters(config.model) * (1 + states))
+    return round(_BYTES * parameters(config) * (1 + states))
 
 
 def core_seconds(config: RunConfig) -> float:
     """Approximate seconds of one core for a step of one sample."""
     model, cost = config.model, _COSTS.get(config.model.name, _COSTS["small_cnn"])
-    area = 1.0
-    if model.name not in ("vit", "nt3"):
-        area = (_SIDES.get(config.dataset.name, config.dataset.image_size) / 32) ** 2
-        area /= 16 if model.stem == "imagenet" and model.name != "small_cnn" else 1
-    return 1e-3 * area * _depth(model) * (cost.fixed_ms + cost.linear_ms * model.width + cost.square_ms * model.width**2)
+    share = (_side(config.dataset) / 32) ** 2
+    if model.name == "nt3":
+        share = _features(config) / _PROFILE
+    elif model.name == "vit":
+        share = model.depth / 4  # always as many patches
+    elif model.name not in _RESNETS:
+        share *= model.depth / 4
+    elif model.stem == "imagenet":
+        share /= 16
+    return 1e-3 * share * (cost.fixed + cost.linear * model.width + cost.square * model.width**2)
 
 
 def seconds(config: RunConfig, *, gpu: bool) -> float:

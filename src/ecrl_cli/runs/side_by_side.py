@@ -48,7 +48,7 @@ class RunProcess:
         finally:
             os.close(write)
         assert self._process.stdin is not None
-        with self._process.stdin as line, suppress(BrokenPipeError):
+        with suppress(BrokenPipeError), self._process.stdin as line:  # closing it writes the rest
             line.write(json.dumps(encode(plan.config)).encode())
 
     def fileno(self) -> int:

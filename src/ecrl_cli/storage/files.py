@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def _place(path: Path, data: bytes, durable: bool, rename: Callable[[Path, Path]
             os.close(fd)
         rename(temporary, path)
     except BaseException:  # Ctrl-C too: nobody would remove it later
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what is raised says more
+            temporary.unlink()
         raise
     if durable:
         sync_directory(path.parent)

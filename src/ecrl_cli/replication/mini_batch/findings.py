@@ -242,7 +242,7 @@ def _notes(counts: Counts) -> Iterator[str]:
     config = counts.config
     if config.scale == "smoke":
         yield "The scale smoke only shows that everything runs: its accuracies mean nothing, and ResNet-50 is a small network with BatchNorm."
-    if config.data == "made":
+    if config.data == "made" and counts.applications:
         samples = "; ".join(map(counts.samples, counts.applications))
         yield f"Made-up data ({samples}): the differences between strategies can be compared, the accuracies not with the published ones."
     yield (

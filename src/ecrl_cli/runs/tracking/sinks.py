@@ -120,17 +120,22 @@ class Prometheus:
         self._path, self._name = Path(place) / f"{name}.prom", name
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._whose = f"# run {ident}"
-        self._gauges = self._before()  # of an earlier session, or of the run that is judged only now
+        self._gauges = self._before()
+        self._trains = False
         self._words: dict[str, str] = {}
 
     def _before(self) -> dict[str, float]:
-        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.is_file() else []
-        if lines[:1] != [self._whose]:
+        """What an earlier session has told of this run, for when the run is judged only now; nothing where the file is another's."""
+        try:
+            lines = self._path.read_text(encoding="utf-8").split("\n")
+            values = [line.removeprefix("ecrl_").partition("{") for line in lines if line.startswith("ecrl_") and ',is="' not in line]
+            return {key: float(rest.rpartition(" ")[2]) for key, _, rest in values} if lines[0] == self._whose else {}
+        except (OSError, ValueError):
             return {}
-        values = [line.removeprefix("ecrl_").partition("{") for line in lines if not line.startswith("#") and ',is="' not in line]
-        return {key: float(rest.rpartition(" ")[2]) for key, _, rest in values}
 
     def step(self, step: int, values: Values) -> None:
+        if not self._trains:  # goes on: what an earlier session ended in is past
+            self._trains, self._gauges = True, {}
         self.summary(step, values, {})
 
     def summary(self, step: int, values: Values, words: Mapping[str, str]) -> None:
