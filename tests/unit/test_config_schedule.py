@@ -180,6 +180,7 @@ def test_a_step_takes_what_it_took_on_one_core_within_a_factor_of_two(typed: str
 @pytest.mark.parametrize(
     ("typed", "counted"),
     [
+        ("model=small_cnn model.width=32 model.depth=1 dataset=cifar10", 1_258),
         ("model=small_cnn model.width=8 model.depth=2 dataset=digits", 1_442),
         ("model=small_cnn model.width=32 dataset=cifar10", 391_466),
         ("model=small_cnn model.width=32 model.depth=8 dataset=cifar10", 2_752_810),
