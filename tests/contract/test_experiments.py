@@ -438,7 +438,7 @@ def test_a_change_of_code_changes_its_digest_alone(tmp_path: Path, monkeypatch: 
 OWN_FILES = {
     "src/ecrl_cli/training/step.py": 'if x.device.type == "cuda":\n    x = 1\na = 1\n',
     "src/ecrl_cli/training/__init__.py": "",
-    "src/ecrl_cli/verify/judge.py": "import os\n\nb = os.sep\n",
+    "src/ecrl_cli/verify/judge.py": "b = 1\nimport os\n",
     "src/ecrl_cli/verify/__init__.py": "",
     "conf/base.yaml": "c: 1\n",
 }
@@ -475,7 +475,7 @@ def own_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize("name", OWN_FILES)
 def test_a_change_that_is_declared_to_alter_no_result_makes_none_stale_and_the_next_one_does(name: str, own_tree: Path) -> None:
     changing, before = Path(name), both()
-    for text in ("import io\na: int = 2\n", "a: int = 3\n"):
+    for text in ("a: int = 2\nimport io\n", "a: int = 3\n"):
         changing.write_text(text, encoding="utf-8")
         assert all(now != then for now, then in zip(both(), before, strict=True))
         declare([changing], "a message of one word", as_counted)

@@ -48,7 +48,7 @@ def parameters(config: RunConfig) -> float:
         return 12.0 * model.depth * width**2
     if model.name == "nt3":  # nearly all in the first dense layer: of 200, behind a pooling of 10
         return 20.0 * _features(config) * width
-    channels = [3, *(width * min(2**block, 8) for block in range(model.depth))]
+    channels = [3, *(width * min(1 << block, 8) for block in range(model.depth))]
     return 9.0 * sum(inputs * outputs for inputs, outputs in pairwise(channels))
 
 
