@@ -16,7 +16,7 @@ from experiments.make import Stopped, judge, make
 from experiments.pages import ESTIMATES, write
 from experiments.registry import EVERYTHING, ROOT, Experiment, ExperimentError, read
 from experiments.same_results import declare
-from experiments.stamp import as_counted
+from experiments.stamp import counted
 
 from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.prepare import expected_seconds, prepare
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         registry = read()
         if options.same_results is not None:
-            declare(map(Path, options.names), options.same_results, as_counted)
+            declare(map(Path, options.names), options.same_results, counted)
             write(registry)
             return 0
         chosen = registry.chosen(options.names)

@@ -7,10 +7,10 @@ A declared change of which modules a file imports makes studies stale all the sa
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 from experiments.registry import RESULTS, ROOT, ExperimentError
@@ -46,23 +46,34 @@ def as_before(name: str, digest: str, *, gpu: bool) -> str:
     return _first().get((name, gpu, digest), digest)
 
 
-def declare(files: Iterable[Path], why: str, digest: Callable[[Path, bytes, bool], str]) -> None:
-    """Adds the changes that `files` have since the last commit. `digest`: of a file with that content, for a result without a GPU or with one."""
+class Digest(Protocol):
+    """Of what counts of a file with that content, for a result made with a GPU or without."""
+
+    def __call__(self, path: Path, content: bytes, *, gpu: bool) -> str: ...
+
+
+def declare(files: Iterable[Path], why: str, digest: Digest) -> None:
+    """Adds the changes that `files` have since the last commit. ExperimentError where one of them cannot be declared; then none is."""
     if len(why.split()) < FEWEST_WORDS:
         raise ExperimentError(f"--same-results: {why!r} is no reason; say in a few words why no result is another one")
-    added = []
-    for path in files:
-        name = path.resolve().relative_to(ROOT).as_posix() if path.resolve().is_relative_to(ROOT) else str(path)
+    changes = {_before(change): change for change in declared()}
+    for given in files:
+        path = given.resolve()
+        name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(given)
         if not name.startswith(COUNTED):
             raise ExperimentError(f"{name}: no result depends on it; only files in {' and '.join(COUNTED)} count")
         committed = subprocess.run(["git", "-C", str(ROOT), "show", f"HEAD:{name}"], capture_output=True, check=False)
         if committed.returncode or not path.is_file():
             raise ExperimentError(f"{name}: a file that comes or goes counts as a change: declare only changed ones")
-        change = {KINDS[gpu]: [digest(path, content, gpu) for content in (committed.stdout, path.read_bytes())] for gpu in KINDS}
-        if all(before == after for before, after in change.values()):
+        digests = {KINDS[gpu]: [digest(path, content, gpu=gpu) for content in (committed.stdout, path.read_bytes())] for gpu in KINDS}
+        if all(before == after for before, after in digests.values()):
             raise ExperimentError(f"{name}: nothing that counts has changed since the last commit")
-        added.append({"file": name, "why": why, **change})
-    again = [(change["file"], *(change[kind][0] for kind in KINDS.values())) for change in added]
-    kept = [change for change in declared() if (change["file"], *(change[kind][0] for kind in KINDS.values())) not in again]
-    DECLARED.write_text(_HEAD + yaml.safe_dump(kept + added, sort_keys=False, width=1000, allow_unicode=True), encoding="utf-8")
+        change = {"file": name, "why": why, **digests}
+        changes[_before(change)] = change  # in the place of one that was declared before it was changed again
+    DECLARED.write_text(_HEAD + yaml.safe_dump([*changes.values()], sort_keys=False, width=1000, allow_unicode=True), encoding="utf-8")
     _first.cache_clear()
+
+
+def _before(change: dict[str, Any]) -> tuple[str, ...]:
+    """The file and what it was before the change."""
+    return (change["file"], *(change[kind][0] for kind in KINDS.values()))

@@ -54,7 +54,7 @@ def code_digests(studies: tuple[str, ...] = (), *, runs: bool = False, gpu: bool
     rooms = {path.name: path for path in sorted(PACKAGE.iterdir()) if path.is_dir()}
     of_room = {name: {file for file in files if file.is_relative_to(folder)} for name, folder in rooms.items()}
     of_room[PACKAGE.name] = {file for file in files if file.parent == PACKAGE}
-    found = {name: _digest(rooms.get(name, PACKAGE), inside, gpu=gpu, judge=name in JUDGES) for name, inside in of_room.items() if inside}
+    found = {name: _digest(rooms.get(name, PACKAGE), inside, gpu=gpu) for name, inside in of_room.items() if inside}
     return found | {CONF: _digest(ROOT / CONF, configurations, gpu=gpu)}
 
 
@@ -65,22 +65,19 @@ def digests_of(experiment: Experiment, *, gpu: bool) -> dict[str, str]:
     return code_digests(tuple(experiment.studies), runs=not experiment.is_study, gpu=gpu)
 
 
-def _digest(folder: Path, files: Iterable[Path], *, gpu: bool, judge: bool = False) -> str:
+def _digest(folder: Path, files: Iterable[Path], *, gpu: bool) -> str:
     digest = hashlib.sha256()
     for path in sorted(files):
-        meant = as_before(path.relative_to(ROOT).as_posix(), of_file(path, path.read_bytes(), gpu=gpu, judge=judge), gpu=gpu)
+        meant = as_before(path.relative_to(ROOT).as_posix(), counted(path, path.read_bytes(), gpu=gpu), gpu=gpu)
         digest.update(f"{path.relative_to(folder)}\0{meant}\n".encode())
     return digest.hexdigest()
 
 
-def of_file(path: Path, content: bytes, *, gpu: bool, judge: bool) -> str:
-    """The digest of what counts of `content`, which `path` has or had."""
-    return _meant(content, gpu=gpu, judge=judge) if path.suffix == ".py" else hashlib.sha256(content).hexdigest()
-
-
-def as_counted(path: Path, content: bytes, gpu: bool) -> str:
-    """The digest of `content` in the room of `path`, for a result made with a GPU or without."""
-    return of_file(path, content, gpu=gpu, judge=any(path.resolve().is_relative_to(PACKAGE / room) for room in JUDGES))
+def counted(path: Path, content: bytes, *, gpu: bool) -> str:
+    """The digest of what counts of `content`, which `path` has or had, for a result made with a GPU or without."""
+    if path.suffix != ".py":
+        return hashlib.sha256(content).hexdigest()
+    return _meant(content, gpu=gpu, judge=any(path.is_relative_to(PACKAGE / room) for room in JUDGES))
 
 
 @cache  # many experiments depend on the same files

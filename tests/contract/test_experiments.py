@@ -24,7 +24,7 @@ from experiments.pages import INDEX, Kept, _outcome, index, page, state, with_st
 from experiments.reached import reached
 from experiments.registry import DATA_WORD, RESULTS, ROOT, Experiment, ExperimentError, Registry, read
 from experiments.same_results import declare
-from experiments.stamp import BUSY, Session, as_counted, bare, changed, code_digests, digests_of, session, stamp
+from experiments.stamp import BUSY, Session, bare, changed, code_digests, counted, digests_of, session, stamp
 from experiments.tables import KeptTable
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -478,7 +478,7 @@ def test_a_change_that_is_declared_to_alter_no_result_makes_none_stale_and_the_n
     for text in ("a: int = 2\nimport io\n", "a: int = 3\n"):
         changing.write_text(text, encoding="utf-8")
         assert all(now != then for now, then in zip(both(), before, strict=True))
-        declare([changing], "a message of one word", as_counted)
+        declare([changing], "a message of one word", counted)
         assert both() == before
         commit(own_tree)
     changing.write_text("a: int = 4\n", encoding="utf-8")
@@ -491,10 +491,10 @@ def test_a_declared_change_excuses_no_other_file_and_no_other_kind_of_result(own
     step, of_others = Path("src/ecrl_cli/training/step.py"), Path("src/ecrl_cli/verify/__init__.py")
     step.write_text("a = 1\n", encoding="utf-8")
     assert both()[0] == cpu and both()[1] != gpu
-    declare([step], "no kept result has a GPU", as_counted)
+    declare([step], "no kept result has a GPU", counted)
     assert both() == [cpu, gpu]
     Path("src/ecrl_cli/training/__init__.py").write_text("d = 1\n", encoding="utf-8")
-    declare([Path("src/ecrl_cli/training/__init__.py")], "a name that nobody uses", as_counted)
+    declare([Path("src/ecrl_cli/training/__init__.py")], "a name that nobody uses", counted)
     assert both() == [cpu, gpu]
     of_others.write_text("d = 1\n", encoding="utf-8")
     assert all(now["verify"] != then["verify"] for now, then in zip(both(), (cpu, gpu), strict=True))
@@ -504,7 +504,7 @@ def test_declared_again_before_it_is_committed_a_change_is_listed_once(own_tree:
     step, before = Path("src/ecrl_cli/training/step.py"), both()
     for text, why in (("a = 2\n", "the words of a message"), ("a = 3\n", "better words of a message")):
         step.write_text(text, encoding="utf-8")
-        declare([step], why, as_counted)
+        declare([step], why, counted)
     assert [change["why"] for change in same_results.declared()] == ["better words of a message"] and both() == before
 
 
@@ -526,7 +526,7 @@ def test_what_cannot_be_declared_is_refused_in_one_line(name: str, text: str, wh
     Path(name).parent.mkdir(exist_ok=True)
     Path(name).write_text(text, encoding="utf-8")
     with pytest.raises(ExperimentError, match=said):
-        declare([Path(name)], why, as_counted)
+        declare([Path(name)], why, counted)
     assert not (own_tree / "same_results.yaml").exists()
 
 

@@ -20,8 +20,9 @@ def test_a_claim_that_could_not_be_written_is_none_and_leaves_nothing(tmp_path: 
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", refuses)
-        with pytest.raises(type(error)):
+        with pytest.raises(type(error)) as raised:
             create_once(tmp_path / "claim", b"mine")
+    assert raised.value is error
     assert not list(tmp_path.iterdir())
     assert create_once(tmp_path / "claim", b"mine")
 
