@@ -7,6 +7,7 @@ import hashlib
 import operator
 import os
 import random
+import re
 import struct
 import sys
 import threading
@@ -15,7 +16,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tupl
 try:  # the fastest that the job's environment has
     import xxhash  # type: ignore[import-not-found,unused-ignore]
 
-    NAME = "xxh3_128/v5"
+    NAME = "xxh3_128/v6"
 
     def _new() -> Any:
         return xxhash.xxh3_128()
@@ -23,18 +24,20 @@ except ImportError:
     try:
         import blake3
 
-        NAME = "blake3/v5"
+        NAME = "blake3/v6"
 
         def _new() -> Any:
             return blake3.blake3()
     except ImportError:
-        NAME = "blake2b_128/v5"
+        NAME = "blake2b_128/v6"
 
         def _new() -> Any:
             return hashlib.blake2b(digest_size=16)
 
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of a function or an object without a repr: another in each process
 PIECE = 4 * 2**20  # bytes of a tensor that are hashed as one; smaller tensors are hashed in a row
+MOST_FORWARDS = 64  # of one step that are on record one by one
 BATCH = 64 * 2**20  # bytes of pieces at once: what comes from a GPU is copied
 WORTH_THREADS = 8 * 2**20  # bytes; below that, starting threads costs more than it saves
 
@@ -71,7 +74,7 @@ def _feed(digest: Any, value: Any) -> Any:
         digest.update(("%s%s" % (value.dtype, value.shape)).encode())
         digest.update(value.tobytes())
     else:
-        digest.update(repr(value).encode())
+        digest.update(_ADDRESS.sub("", repr(value)).encode())
     return b""
 
 
@@ -111,7 +114,8 @@ def tensor_bytes(value: Any) -> Any:
             return plain.numpy().data.cast("B") if plain.numel() else b""  # most tensors: no copy
     local = value.to_local() if hasattr(value, "to_local") else value
     with torch.no_grad():
-        flat = local.detach().to("cpu").contiguous().reshape(-1)
+        local = local.detach().resolve_conj().resolve_neg()  # both are marks on a tensor, and its bytes are others
+        flat = local.to("cpu").contiguous().reshape(-1)
         if flat.numel() == 0:
             return b""
         return flat.view(torch.uint8).numpy().data
@@ -252,21 +256,23 @@ def watched(named: Dict[str, Any]) -> Dict[str, str]:
     return found
 
 
-_settings: Tuple[List[Any], str] = ([], "")  # the last names and values, where none of them can change in place, and their digest
+# By optimizers (ids), the last names and values, where none of them can change in place, and their digest.
+_settings: Dict[Tuple[int, ...], Tuple[List[Any], str]] = {}
 
 
 def settings(optimizers: Iterable[Any]) -> str:
     """Of what the groups hold besides parameters: lr, betas, weight decay, ..."""
-    global _settings
     optimizers = list(optimizers)
+    key_of = tuple(map(id, optimizers))
+    last = _settings.get(key_of, ([], ""))
     values: List[Any] = []
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for key, value in group.items():
                 if key != "params":  # which must not be kept alive from here
                     values += (key, value)
-    if len(values) == len(_settings[0]) and all(map(operator.is_, values, _settings[0])):
-        return _settings[1]
+    if last[1] and len(values) == len(last[0]) and all(map(operator.is_, values, last[0])):
+        return last[1]
     digest = of_named(
         ("%d.%d.%s" % (index, number, key), group[key])
         for index, optimizer in enumerate(optimizers)
@@ -275,7 +281,9 @@ def settings(optimizers: Iterable[Any]) -> str:
         if key != "params"
     )
     constant = all(_constant(group[key]) for optimizer in optimizers for group in optimizer.param_groups for key in group if key != "params")
-    _settings = (values if constant else [], digest)
+    if len(_settings) > 4096:
+        _settings.clear()
+    _settings[key_of] = (values, digest) if constant else ([], "")
     return digest
 
 
@@ -288,3 +296,34 @@ def _numbered(optimizers: Iterable[Any]) -> Iterator[Tuple[Tuple[int, int, int],
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
                 yield (index, number, position), parameter
+
+
+def entering(args: Any, kwargs: Any) -> Optional[str]:
+    """The digest of the tensors that enter, but for what a gradient flows through: that is no input but
+    the model's own work (logits on their way into a loss). None where nothing enters."""
+    torch = sys.modules["torch"]
+    if not torch.is_grad_enabled():
+        return None
+    leaves = [pair for pair in _tensors_at([args, kwargs], "", 6) if not pair[1].requires_grad]
+    return of_named(leaves) if leaves else None
+
+
+def _tensors_at(value: Any, path: str, depth: int) -> Iterator[Tuple[str, Any]]:
+    """The tensors of arguments, up to `depth` containers deep: they may lead to the whole job."""
+    if _is_tensor(value):
+        yield path, value
+    elif depth and isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _tensors_at(item, "%s[%d]" % (path, index), depth - 1)
+    elif depth and isinstance(value, dict):
+        for key in sorted(value, key=str):
+            yield from _tensors_at(value[key], "%s.%s" % (path, key), depth - 1)
+    elif depth and hasattr(value, "__dict__") and not isinstance(value, type) and not hasattr(value, "_modules") and not callable(value):
+        yield from _tensors_at(vars(value), path, depth - 1)
+
+
+def shortened(entered: List[str]) -> List[str]:
+    """At most MOST_FORWARDS digests: the rest as one."""
+    if len(entered) <= MOST_FORWARDS:
+        return entered
+    return entered[: MOST_FORWARDS - 1] + [of_named((str(n), text) for n, text in enumerate(entered[MOST_FORWARDS - 1 :]))]

@@ -63,22 +63,24 @@ class Faults:
         carried_out = _carried_out(recording) if late else set()
         return cls(recording, [entry for entry in due if entry.get("index", 0) not in carried_out])
 
-    def resumed_after(self, params: str, optimizer: str) -> Optional[int]:
-        """The step of an earlier attempt after which the parameters were these; None where none has them on record, or this is the first."""
+    def resumed_after(self, state: Dict[str, Dict[str, str]]) -> Optional[int]:
+        """The step of an earlier attempt after which the optimizers' parameters and states were these; None where none has them on record, or this is
+        the first. Of several the one that has most of them, and of those the last."""
         if self._recording.attempt == 0:
             return None
-        found: List[Tuple[bool, int]] = []
-        for step, digest, state in self._earlier():
-            if digest == params:
-                found.append((state == optimizer, step))
+        found: List[Tuple[int, int]] = []
+        for step, earlier in self._earlier():
+            alike = sum(parts[key] == earlier.get(name, {}).get(key) for name, parts in state.items() for key in ("params", "optimizer"))
+            if any(parts["params"] == earlier.get(name, {}).get("params") for name, parts in state.items()):
+                found.append((alike, step))
         if not found:
             return None
         self.offset = max(found)[1]
         return self.offset
 
-    def _earlier(self) -> List[Tuple[int, str, str]]:
-        """(step of the job, parameters, optimizer state) of every step that earlier attempts recorded, of any rank."""
-        seen: List[Tuple[int, str, str]] = []
+    def _earlier(self) -> List[Tuple[int, Dict[str, Dict[str, str]]]]:
+        """(step of the job, state by optimizer) of every step that earlier attempts recorded, of any rank."""
+        seen: List[Tuple[int, Dict[str, Dict[str, str]]]] = []
         for path in _earlier_files(self._recording):
             seen += _steps_of(path)
         return seen
@@ -173,19 +175,28 @@ def _earlier_files(recording: Recording) -> List[str]:
     return found
 
 
-def _steps_of(path: str) -> List[Tuple[int, str, str]]:
-    steps: List[Tuple[int, str, str]] = []
-    offset = 0
+def _steps_of(path: str) -> List[Tuple[int, Dict[str, Dict[str, str]]]]:
+    steps: List[Tuple[int, Dict[str, Dict[str, str]]]] = []
+    offset, told = 0, {}  # type: int, Dict[str, Dict[str, str]]
     with open(path, encoding="utf-8", errors="replace") as lines:
         for text in lines:
             try:
                 line = json.loads(text)
             except ValueError:
                 continue  # torn by a death
-            if line.get("type") == "start":
+            kind = line.get("type")
+            if kind == "start":
                 offset = line.get("resumed_after") or 0
-                steps.append((offset, line.get("params", ""), line.get("optimizer", "")))
-            elif line.get("params") and line.get("type") in ("step", "save"):
-                number = line["step"] if line["type"] == "step" else line["after_step"]
-                steps.append((number + (0 if line.get("declared") else offset), line["params"], line.get("optimizer", "")))
+                steps.append((offset, line.get("objects", {})))
+            elif kind == "step":
+                before = line.get("before") or {}
+                told = {**told, **before.get("objects", {})}
+                number = line["step"] + (0 if line.get("declared") else offset)
+                if not line.get("amends") and not line.get("declared"):
+                    steps.append((number - 1, told))
+                told = line.get("objects") or told
+                if line.get("objects"):
+                    steps.append((number, told))
+            elif kind == "save" and line.get("objects"):
+                steps.append((line["after_step"] + offset, line["objects"]))
     return steps

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from typing import Any, Callable, Dict, List, Optional, Set
 
+from ecrl.door import patch_module_call
 from ecrl.recording import MAX_IDS, current
 from ecrl.saves import patch_dcp, patch_lightning, patch_renames, patch_serialization
 from ecrl.steps import StepRecorder, own, quietly, recorder, with_planned_failures
@@ -29,6 +30,14 @@ def patch_optimizer(module: Any) -> None:
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         with_planned_failures("optimizer step", lambda found: found.after_step(optimizer))
 
+    made = module.Optimizer.__init__
+
+    @functools.wraps(made)
+    def constructed(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        quietly("optimizer", lambda found: found.constructed(self))
+
+    module.Optimizer.__init__ = constructed
     module.register_optimizer_step_pre_hook(before)
     module.register_optimizer_step_post_hook(after)
     told(module.Optimizer, "load_state_dict", "Optimizer.load_state_dict")
@@ -178,6 +187,7 @@ def patch_scaler(module: Any) -> None:
 
 
 def patch_module(module: Any) -> None:
+    patch_module_call(module)
     told(module.Module, "load_state_dict", "Module.load_state_dict", lambda self, *args, **kwargs: {"module": type(self).__name__})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
@@ -13,18 +12,21 @@ from typing import Any, Callable, Deque, Dict, List, Optional
 
 from ecrl import digests
 from ecrl.faults import Faults, PlannedFailure
-from ecrl.recording import Recording, current
+from ecrl.objects import OptimizerSet, State, alive, found_models, overall, rates
+from ecrl.recording import Recording, current, rank_of_this_process, world_size
 
+MOST_EARLIER = 20_000  # states that are kept to see whether a step is taken back
 DIGESTS = "ECRL_DIGESTS"  # how often, in steps, parameters and optimizer state are digested; 0: never
 
 
 class StepRecorder:
-    """Follows this process from batch to batch and from step to step.
+    """Follows this process from batch to batch and from update to update.
 
+    A step is the outermost call of an optimizer's `step`; further calls before the next backward (several optimizers) amend it, and those from
+    inside backward (an optimizer per parameter) are one step when backward ends. Its line tells two instants: the state behind the update, and, under
+    `before`, the state just before it, which is what a checkpoint holds and a restarted process begins with.
     A batch belongs to the backward pass that consumes it: of the loader that was asked last (validation loaders are asked in between) the oldest one
     not yet consumed that the job still holds. Frameworks fetch one batch ahead; a job that skips batches after a restart lets go of them.
-    An optimizer step ends with the outermost call of `step`; further calls before the next backward (several optimizers) amend it, and those from
-    inside backward (an optimizer per parameter) are one step when backward ends.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -32,20 +34,21 @@ class StepRecorder:
         self.faults = Faults.from_environment(recording)
         self.every = int(os.environ.get(DIGESTS, "1") or 0)
         self.steps = 0
-        # Weakly: a model that the recorder kept would keep its memory and its process group; and the state of an optimizer that the job has let go
-        # of is no longer the job's.
-        self._optimizers: List["weakref.ref[Any]"] = []
+        self.optimizers = OptimizerSet()
+        # Weakly: a model that the recorder kept would keep its memory and its process group.
         self._models: List["weakref.ref[Any]"] = []
+        self._modelled = False  # whether the models are known that belong to the optimizers of now
         self.depth = 0  # of nested optimizer.step calls
         self.height = 0  # of the call stack at the outermost of them
         self.dummy = False  # the step under way is none of the training
         self.closure = False  # the step under way computes its loss itself
         self.waiting = False  # the step under way has a closure, whose backward is still to come
         self.backward_depth = 0
-        self.stepped_in_backward = False
+        self.stepped: List[Any] = []  # the optimizers that the step under way consists of
         self.amend = False  # no backward since the last step
         self.losses: List[Any] = []
         self.backwards = 0
+        self.entered: List[str] = []  # digests of what entered the model since the last step
         self.queues: Dict[int, Deque[Any]] = {}
         self.asked: Optional[int] = None
         self.batches = 0
@@ -53,16 +56,16 @@ class StepRecorder:
         self.began = time.monotonic()
         self.started = False
         self.scale: Optional[float] = None
+        self.before: Optional[Dict[str, Any]] = None  # the state before the update under way
+        self.told: State = {}  # what the record says of each optimizer by now
         self.digested = -1  # the step after which the state was digested last
+        self.before_state: State = {}
+        self.last_state: State = {}  # behind the last step, if it was digested
+        self.earlier: Dict[Any, int] = {}  # states before an update, and after which step that was: see `taken_back`
         self.saves: Dict[str, Dict[str, Any]] = {}  # finished checkpoints, by path: the step after which it was written
         self.thread = 0  # that trains
 
-    @property
-    def optimizers(self) -> List[Any]:
-        """Those that have stepped and that the job still holds, in the order of their first steps."""
-        return alive(self._optimizers)
-
-    # -- batches
+    # -- batches, and what enters the model
 
     def fetched(self, loader: int, ids: Optional[List[int]], value: Any) -> None:
         self.batches += 1
@@ -75,6 +78,14 @@ class StepRecorder:
     def exhausted(self, loader: int) -> None:
         self.asked = loader
         self.recording.write("epoch", loader=loader, after_step=self.steps)
+
+    def forward_begins(self, args: Any, kwargs: Any) -> None:
+        """The outermost forward pass of a module."""
+        if self.backward_depth:
+            return  # computed once more inside backward (activation checkpointing)
+        entered = digests.entering(args, kwargs)
+        if entered:
+            self.entered.append(entered)
 
     # -- backward
 
@@ -95,18 +106,21 @@ class StepRecorder:
         if self.waiting:
             self.waiting = False
             self.in_front(True)
-        self.faults.in_backward(self.next_step(), self.optimizers)
+        self.faults.in_backward(self.next_step(), self.optimizers.alive)
 
     def backward_ends(self) -> None:
         self.backward_depth -= 1
-        if self.backward_depth == 0 and self.stepped_in_backward:
-            self.stepped_in_backward = False
+        if self.backward_depth == 0 and self.stepped and not self.depth:
             self.step_done()
 
     # -- steps
 
     def next_step(self) -> int:
         return self.steps + 1
+
+    def constructed(self, optimizer: Any) -> None:
+        if self.optimizers.add(optimizer, collect=bool(self.steps)):
+            self._modelled = False
 
     def before_step(self, optimizer: Any, closure: bool = False) -> None:
         """`closure`: forward and backward happen inside the step, as in Lightning: what is due before the update waits for them."""
@@ -116,19 +130,22 @@ class StepRecorder:
         self.depth += 1
         if self.depth > 1:
             if not self.dummy:
-                self.know(optimizer)
+                self.constructed(optimizer)
             return
         self.height, self.closure = height, closure
         self.dummy = not closure and self.moves_nothing(optimizer)
         if self.dummy:
             return
-        self.know(optimizer)
+        self.constructed(optimizer)
+        first = not self.stepped  # of those that step inside one backward, or of one update
         self.waiting = closure
         if not closure:
-            self.in_front(self.backward_depth == 0 and not self.amend)
+            self.in_front(first and not self.amend)
 
     def in_front(self, faults: bool) -> None:
-        """Gradients are there, or about to be; the parameters are those of the step before."""
+        """Gradients are there, or about to be; the parameters are those that the step before left, or what the job has made of them since."""
+        if self.before is None and not self.amend:
+            self.before = self.state_before()
         if not self.started:
             self.started = True
             self.start()
@@ -139,13 +156,6 @@ class StepRecorder:
                 self.depth = 0  # torch calls no post hook for a step that raised
                 raise
 
-    def know(self, optimizer: Any) -> None:
-        if any(known() is optimizer for known in self._optimizers):
-            return
-        if self.steps:
-            gc.collect()  # one that it replaces and that lies in a cycle would stay for as long as chance has it
-        self._optimizers.append(weakref.ref(optimizer))
-
     def moves_nothing(self, optimizer: Any) -> bool:
         """A step of no backward pass at a learning rate of 0: DCP and others make an optimizer's state so, before a load."""
         return self.backwards == 0 and self.backward_depth == 0 and not self.amend and not any(rates([optimizer]))
@@ -154,40 +164,77 @@ class StepRecorder:
         self.depth = max(0, self.depth - 1)
         if self.depth or self.dummy:
             return
-        if self.backward_depth:
-            self.stepped_in_backward = True
-            return
+        self.stepped.append(optimizer)
+        if self.backward_depth and not self.closure:
+            return  # an optimizer inside backward: the step is over when backward is
         if not self.amend:
             self.faults.in_optimizer(self.next_step())
         self.step_done()
 
+    def digests_due(self, step: int) -> bool:
+        return bool(self.every) and (step + self.faults.offset) % self.every == 0
+
+    def state_before(self) -> Dict[str, Any]:
+        """Just before an update. The record needs only what differs from what it says of the last step."""
+        # The first update is digested whatever audit.digests says: by it a restart is known.
+        state = self.optimizers.state() if not self.started or self.digests_due(self.steps) or self.digests_due(self.next_step()) else {}
+        changed = {name: parts for name, parts in state.items() if self.told.get(name) != parts}
+        before: Dict[str, Any] = {"settings_of": self.optimizers.settings(), **digests.generators()}
+        if state:
+            before["objects"] = changed
+        taken_back = self.taken_back(state)
+        if taken_back:
+            before["taken_back"] = taken_back
+        self.told.update(state)
+        self.before_state = state
+        return before
+
+    def taken_back(self, state: State) -> int:
+        """How many steps the job has undone: the same tensors hold again what they held before an earlier update, and did not right after it
+        (a search for a learning rate, a step that is tried). They are no steps of the training."""
+        if not state:
+            return 0
+        held = frozenset(parts["params"] for parts in state.values())
+        now, undone = (self.optimizers.identity(), held), 0
+        if now in self.earlier and self.last_state and held != frozenset(parts["params"] for parts in self.last_state.values()):
+            undone = self.steps - self.earlier[now]
+            self.steps = self.earlier[now]
+        if len(self.earlier) > MOST_EARLIER:
+            self.earlier.pop(next(iter(self.earlier)))
+        self.earlier[now] = self.steps
+        return undone
+
     def start(self) -> None:
         """The state before the first step, and which step that is, if an earlier attempt had it."""
-        optimizers = self.optimizers
-        models = found_models(self.recording, optimizers)
-        self._models = [weakref.ref(model) for model in models]
-        params, optimizer, entries = self.state()
-        self.digested = 0
-        resumed = self.faults.resumed_after(params, optimizer)
+        self.find_models()
+        state, settings = self.before_state, self.optimizers.settings()
+        resumed = self.faults.resumed_after(state)
         self.recording.write(
             "start",
-            params=params,
-            buffers=digests.buffers(models),
-            optimizer=optimizer,
-            entries=entries,
-            settings=digests.settings(optimizers),
-            lr=rates(optimizers),
+            params=overall(state, "params"),
+            buffers=digests.buffers(alive(self._models)),
+            optimizer=overall(state, "optimizer"),
+            entries=sum(self.optimizers.entries().values()),
+            settings=overall({name: {"settings": settings[name]} for name in settings}, "settings"),
+            objects=state,
+            entries_of=self.optimizers.entries(),
+            trainable=self.optimizers.trainable(),
+            models=[type(model).__name__ for model in alive(self._models)],
+            rank=rank_of_this_process(),
+            world_size=world_size(),
+            lr=rates(self.optimizers.alive),
             resumed_after=resumed,
             digest=digests.NAME,
-            parameters=sum(1 for o in optimizers for g in o.param_groups for _ in g["params"]),
+            parameters=sum(1 for o in self.optimizers.alive for g in o.param_groups for _ in g["params"]),
             watched=digests.watched(self.recording.watched()),
             **digests.generators(),
         )
 
-    def state(self) -> Any:
-        optimizers = self.optimizers
-        optimizer, entries = digests.optimizer_state(optimizers)
-        return digests.parameters(optimizers), optimizer, entries
+    def find_models(self) -> None:
+        """Again where the job has made an optimizer since: its model may be a new one."""
+        if not self._modelled:
+            self._models = [weakref.ref(model) for model in found_models(self.recording, self.optimizers.alive)]
+            self._modelled = True
 
     def step_done(self) -> None:
         """The outermost call is over: one line, or one that amends the line before."""
@@ -198,41 +245,54 @@ class StepRecorder:
             self.steps += 1
             self.recording.seen = True
             self.thread = threading.get_ident()
-        if self.every and (self.steps + self.faults.offset) % self.every == 0:
-            fields.update(self.state_digests())
-        now, optimizers = time.monotonic(), self.optimizers
+        self.find_models()
+        if self.digests_due(self.steps):
+            fields.update(self.state_digests({id(optimizer) for optimizer in self.stepped}))
+        else:
+            self.last_state = {}
+        settings = self.optimizers.settings()
+        now = time.monotonic()
         self.recording.write(
             "step",
             step=self.steps,
+            who=self.optimizers.names(self.stepped),
             batches=self.consumed,
+            entered=digests.shortened(self.entered),
             backwards=self.backwards,
             losses=[as_number(loss) for loss in self.losses],
-            lr=rates(optimizers),
+            lr=rates(self.optimizers.alive),
             scale=self.scale,
-            settings=digests.settings(optimizers),
+            settings=overall({name: {"settings": settings[name]} for name in settings}, "settings"),
+            settings_of=settings,
+            before=self.before or {},
             seconds=now - self.began,
             **digests.generators(),
             **fields,
         )
-        self.began, self.amend = now, True
-        self.losses, self.consumed, self.backwards = [], [], 0
+        self.began, self.amend, self.before = now, True, None
+        self.losses, self.consumed, self.backwards, self.stepped, self.entered = [], [], 0, [], []
 
-    def state_digests(self) -> Dict[str, Any]:
+    def state_digests(self, stepped: Any = ()) -> Dict[str, Any]:
         """After the newest step: of parameters, optimizer state, buffers, and what the job watches by name."""
-        params, optimizer, _ = self.state()
+        state = self.last_state = self.optimizers.state(stepped)
         self.digested = self.steps
+        self.told = dict(state)
         return {
-            "params": params,
-            "optimizer": optimizer,
+            "params": overall(state, "params"),
+            "optimizer": overall(state, "optimizer"),
+            "objects": state,
             "buffers": digests.buffers(alive(self._models)),
             "watched": digests.watched(self.recording.watched()),
         }
 
     def save_begins(self, path: str, **more: Any) -> None:
-        """With the state's digests where the step had none: a later attempt that resumes from this is known by them."""
-        overlapped = self.overlapped()
-        state = self.state_digests() if self.started and self.digested != self.steps and not overlapped else {}
-        self.recording.write("save", path=os.path.abspath(path), done=False, after_step=self.steps, **state, **overlapped, **more)
+        """With the state's digests where they are not those of the step before: a later attempt that resumes from this is known by them."""
+        overlapped, digested = self.overlapped(), {}  # type: Dict[str, bool], Dict[str, Any]
+        if self.started and not overlapped and not self.stepped:
+            state = self.optimizers.state()
+            if self.digested != self.steps or state != self.last_state:
+                digested = {"params": overall(state, "params"), "optimizer": overall(state, "optimizer"), "objects": state}
+        self.recording.write("save", path=os.path.abspath(path), done=False, after_step=self.steps, **digested, **overlapped, **more)
 
     def overlapped(self) -> Dict[str, bool]:
         """Marks what another thread saves than the one that trains: it holds the state of an earlier step, and which is not known."""
@@ -244,7 +304,7 @@ class StepRecorder:
         if self.amend or not self.backwards or self.backward_depth:
             return
         self.recording.write("skip", after_step=self.steps, batches=self.consumed, backwards=self.backwards)
-        self.losses, self.consumed, self.backwards = [], [], 0
+        self.losses, self.consumed, self.backwards, self.entered = [], [], 0, []
 
     # -- checkpoints
 
@@ -289,11 +349,6 @@ def consumed_from(queue: Deque[Any], moved: bool) -> int:
     return int(chosen)
 
 
-def alive(references: List["weakref.ref[Any]"]) -> List[Any]:
-    """What the references still lead to, in their order."""
-    return [thing for thing in (reference() for reference in references) if thing is not None]
-
-
 def on_device(loss: Any) -> bool:
     return getattr(getattr(loss, "device", None), "type", "cpu") != "cpu"
 
@@ -304,24 +359,6 @@ def as_number(loss: Any) -> Any:
         return float(loss.item()) if hasattr(loss, "item") else float(loss)
     except (ValueError, TypeError, RuntimeError):
         return None
-
-
-def rates(optimizers: List[Any]) -> List[float]:
-    return [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
-
-
-def found_models(recording: Recording, optimizers: List[Any]) -> List[Any]:
-    """The outermost modules that own the parameters: those that the job named, else those that are found in memory."""
-    import torch
-
-    named = [value for key, value in sorted(recording.watched().items()) if isinstance(value, torch.nn.Module)]
-    if named:
-        return named
-    owned = {id(parameter) for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]}
-    candidates = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
-    holders = [module for module in candidates if any(id(parameter) in owned for parameter in module.parameters())]
-    inner = {id(child) for module in holders for child in module.modules() if child is not module}
-    return sorted((module for module in holders if id(module) not in inner), key=lambda module: type(module).__name__)
 
 
 existing: Optional[StepRecorder] = None

@@ -49,7 +49,15 @@ def at(step: int, **fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def starts(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    return lambda line: line | fields if line["type"] == "start" else line
+    """An attempt that begins otherwise: its first step ends otherwise too."""
+    after = {name: told("after", value) for name, value in fields.items() if name in ("params", "optimizer", "settings", "rng")}
+
+    def edit(line: dict[str, Any]) -> dict[str, Any]:
+        if line["type"] == "step" and line["step"] == 1:
+            return line | after
+        return line | fields if line["type"] == "start" else line
+
+    return edit
 
 
 def first_batches_again(line: dict[str, Any]) -> dict[str, Any]:

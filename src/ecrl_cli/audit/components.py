@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ecrl_cli.audit.lineage import Path, path_of
-from ecrl_cli.audit.records import Arm, Step
+from ecrl_cli.audit.records import Arm
+from ecrl_cli.audit.steps import Optimizers, Step
 
 KEPT, BROKEN, UNKNOWN, NOT_CHECKED = "kept", "broken", "unknown", "not checked"
 SHOWN = 8
@@ -20,6 +22,7 @@ COMPONENTS = (
     "numpy generator",
     "settings",
     "scale",
+    "model input",
     "loss",
     "buffers",
     "parameters",
@@ -30,12 +33,13 @@ _DIGEST_OF = {
     "generators": "rng",
     "python generator": "rng_python",
     "numpy generator": "rng_numpy",
-    "settings": "settings",
     "buffers": "buffers",
-    "parameters": "params",
-    "optimizer": "optimizer",
     "watched": "watched",
 }
+# Recorded for each optimizer on its own, and compared for those that both sides have.
+_PART_OF = {"settings": "settings", "parameters": "params", "optimizer": "optimizer"}
+_NAME = re.compile(r"^(?P<kind>.*?)\[(?P<tensors>\d+)\][0-9a-f]*(?:\.(?P<number>\d+))?$")
+# By component, the cause of a difference, where nothing else differs before it.
 MEANING = {
     "samples": "the data position was not restored",
     "input": "the same samples came out as other tensors: augmentation or a worker's seed was not restored",
@@ -44,9 +48,10 @@ MEANING = {
     "numpy generator": "numpy's random number generator was not restored",
     "settings": "the learning-rate schedule, or another setting of the optimizer, was not restored",
     "scale": "the gradient scaler was not restored",
-    "loss": "parameters or buffers were not restored, or a generator that is not recorded",
+    "model input": "other tensors entered the model: something between the data and the model was not restored",
+    "loss": "something that enters the loss was not restored",
     "buffers": "the model's buffers were not restored",
-    "parameters": "the optimizer's state, its settings or the scaler were not restored",
+    "parameters": "something that the update depends on was not restored",
     "optimizer": "the optimizer's state was not restored",
     "watched": "what the job watches by name was not restored",
 }
@@ -75,11 +80,15 @@ class Judged:
 
 
 def value_of(step: Step, component: str) -> object:
-    """The recorded value of `component` in `step`; None if not recorded."""
+    """The recorded value of `component` in `step`; None if not recorded. By optimizer where each has its own."""
+    if component in _PART_OF:
+        return part_of(step.optimizers, component) or None
     if component == "samples":
         return step.samples or None
     if component == "input":
         return step.inputs or None
+    if component == "model input":
+        return step.entered or None
     if component == "scale":
         return step.scale
     if component == "loss":
@@ -87,9 +96,45 @@ def value_of(step: Step, component: str) -> object:
     return step.digests.get(_DIGEST_OF[component])
 
 
+def part_of(optimizers: Optimizers, component: str) -> dict[str, str]:
+    """By optimizer, the digest of its settings, parameters or state, where recorded."""
+    part = _PART_OF[component]
+    return {name: digest for name, state in optimizers.items() if (digest := getattr(state, part))}
+
+
+def unequal(one: object, other: object) -> bool:
+    """Whether two recorded values differ; of what each optimizer has for itself, in one that both have."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return any(one[name] != other[name] for name in one.keys() & other.keys())
+    return one != other
+
+
 def differing(one: Step, other: Step) -> tuple[str, ...]:
     """The components that both recorded with different values."""
-    return tuple(name for name in COMPONENTS if (a := value_of(one, name)) is not None and (b := value_of(other, name)) is not None and a != b)
+    values = [(name, value_of(one, name), value_of(other, name)) for name in COMPONENTS]
+    return tuple(name for name, a, b in values if a is not None and b is not None and unequal(a, b))
+
+
+def optimizers_apart(one: Optimizers, other: Optimizers, component: str) -> list[str]:
+    """The names of the optimizers whose settings, parameters or state differ."""
+    a, b = part_of(one, component), part_of(other, component)
+    return sorted(name for name in a.keys() & b.keys() if a[name] != b[name])
+
+
+def in_words(name: str) -> str:
+    """An optimizer's name for people: `AdamW[12]3f2a.2` is `AdamW of 12 tensors, number 2`."""
+    match = _NAME.match(name)
+    if not match:
+        return name or "the optimizer"
+    number = f", number {match['number']}" if match["number"] else ""
+    return f"{match['kind']} of {match['tensors']} tensor{'s' if match['tensors'] != '1' else ''}{number}"
+
+
+def named(names: list[str], every: Optimizers) -> str:
+    """` of AdamW of 12 tensors` where the job has more than one optimizer, else nothing."""
+    if len(every) < 2 or not names:
+        return ""
+    return " of " + " and ".join(in_words(name) for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def compare(path: Path, reference: Path, ignored: frozenset[str] = frozenset()) -> dict[int, tuple[str, ...]]:
@@ -150,5 +195,5 @@ def unrecorded(judged: Judged, reference: Judged, components: tuple[str, ...]) -
 
 
 def judged_arm(arm: Arm, reference: Judged | None = None, ignored: frozenset[str] = frozenset()) -> Judged:
-    path = path_of(arm)
+    path = path_of(arm, reference.path if reference is not None else None)
     return Judged(arm, path, compare(path, reference.path, ignored) if reference is not None else {}, ignored)

@@ -1,27 +1,40 @@
-"""The step after which each attempt resumed, proved by content: its initial state is looked up among the states recorded after every earlier step.
+"""The step after which each attempt resumed, proved by content: the state before its first update is looked up among the states on record.
 
 The job's own step numbers are not needed. The step in flight at a death may have happened or not: a rank that died has no line for it, but any
-other rank's line counts.
+other rank's line counts, and so does the undisturbed run's.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ecrl_cli.audit.records import Arm, Process, Step
+from ecrl_cli.audit.records import Arm, Process
+from ecrl_cli.audit.steps import Optimizers, OptimizerState, Step
 
 _DIGITS = re.compile(r"\d+")
+BEFORE, BEHIND, SAVED = "before the next update", "behind the update", "at a save"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A state on record: `step`: the last step done. `who`: the optimizers that step next, where known."""
+
+    step: int
+    when: str
+    optimizers: Optimizers
+    who: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Resumed:
     """How attempt `attempt` began.
 
-    `after`: the step whose parameters it had; None: those of no recorded step. `proof`: what showed it: content, load (a checkpoint that was
-    read), declared (the job's own numbers) or nothing.
+    `after`: the step whose state it had; None: that of no recorded step. `proof`: what showed it: content, load (a checkpoint that was
+    read), declared (the job's own numbers), first (nothing came before) or nothing. `began`: by rank, the optimizers' state before its first
+    update; `due`: by optimizer, what that state had to be (any of those recorded after step `after`).
     """
 
     attempt: int
@@ -29,10 +42,16 @@ class Resumed:
     proof: str
     loaded: tuple[str, ...]
     newest_saved: int | None
-    optimizer_after: int | None
-    entries: int | None
+    entries: Mapping[str, int] = field(default_factory=dict)
+    began: Mapping[int, Optimizers] = field(default_factory=dict)
+    due: Mapping[str, tuple[OptimizerState, ...]] = field(default_factory=dict)
+    moments: tuple[Moment, ...] = ()
     comparable: bool = True  # a digest of the newest checkpoint's state is on record
-    strays: tuple[int, ...] = ()  # ranks that began with other parameters than any rank had after that step
+    first_save: int | None = None  # the first step after which the undisturbed run saved
+
+    def steps_with(self, key: str, name: str, digest: str) -> list[int]:
+        """The steps after which optimizer `name` had these parameters (`key` params) or this state (`key` optimizer)."""
+        return sorted({moment.step for moment in self.moments if name in moment.optimizers and getattr(moment.optimizers[name], key) == digest})
 
 
 @dataclass(frozen=True)
@@ -44,6 +63,7 @@ class Path:
     resumed: list[Resumed]
     offsets: dict[int, int]
     resized: frozenset[int] = frozenset()  # attempts with another number of processes than the first
+    saves: tuple[tuple[int, str], ...] = ()  # finished checkpoints: after which step, and the path
 
     @property
     def last(self) -> int:
@@ -58,35 +78,41 @@ class Path:
         """How many passes of a step, of all ranks together, another attempt had done before."""
         return len({(step, attempt) for step, _, attempt, _, _ in self.done_again})
 
+    def moments(self) -> list[Moment]:
+        """The states before and behind every step."""
+        return [moment for number, ranks in self.steps.items() for _, step in ranks.values() for moment in _moments_of(step, number)]
 
-def path_of(arm: Arm) -> Path:
-    """Follow the attempts of `arm`; a later attempt overwrites the steps that it repeats."""
+
+def path_of(arm: Arm, undisturbed: Path | None = None) -> Path:
+    """Follow the attempts of `arm`; a later attempt overwrites the steps that it repeats. `undisturbed`: the path of the reference, whose
+    states count too: a killed attempt may not have lived to record the one it left behind."""
     steps: dict[int, dict[int, tuple[int, Step]]] = {}
     again: list[tuple[int, int, int, Step, Step]] = []
     resumed: list[Resumed] = []
     offsets: dict[int, int] = {}
-    states: list[tuple[int, str, str]] = []
+    moments = undisturbed.moments() if undisturbed is not None else []
     saves: list[tuple[int, str]] = []
     sizes = {number: max((process.world_size for process in processes), default=0) for number, processes in arm.attempts.items()}
     first = next((sizes[number] for number in sorted(sizes) if sizes[number]), 0)
     resized = frozenset(number for number, size in sizes.items() if size not in (0, first))
     writers = _writers(arm, sizes)
+    first_save = min((step for step, _ in undisturbed.saves), default=None) if undisturbed is not None else None
     for number in sorted(arm.attempts):
         processes = arm.attempts[number]
-        begun = _resumed(number, processes, states, saves) if offsets else Resumed(number, 0, "first", (), None, 0, None)
+        begun = _resumed(number, processes, moments, saves, first_save) if offsets else Resumed(number, 0, "first", (), None)
         if offsets:
             resumed.append(begun)
         offset = offsets[number] = begun.after or 0
         _overwrite(steps, again, processes, (number, sizes), offset)
         for process in processes:
-            states += _states(process, offset)
+            moments += _moments(process, offset)
         finished: dict[tuple[int, str], set[tuple[str, int]]] = {}
         for path, rank, step in _finished(processes):
             finished.setdefault((step, _checkpoint(path)), set()).add((path, rank))
         for (step, checkpoint), parts in finished.items():
             if {(family(path), rank) for path, rank in parts} >= writers[sizes[number], checkpoint]:
                 saves += [(offset + step, path) for path, _ in parts]
-    return Path(steps, again, resumed, offsets, resized)
+    return Path(steps, again, resumed, offsets, resized, tuple(saves))
 
 
 def _finished(processes: list[Process]) -> Iterator[tuple[str, int, int]]:
@@ -132,40 +158,91 @@ def _overwrite(steps: Any, again: Any, processes: list[Process], made: tuple[int
     steps.update(done)
 
 
-def _states(process: Process, offset: int) -> list[tuple[int, str, str]]:
-    found = []
-    if process.start is not None:
-        found.append((offset, str(process.start.get("params", "")), str(process.start.get("optimizer", ""))))
+def _moments(process: Process, offset: int) -> list[Moment]:
+    """The states that a process has on record; steps are those of the job."""
+    found = [] if process.start is None else [Moment(offset, BEFORE, process.start["optimizers"])]
     for step in process.steps:
-        if step.digests.get("params"):
-            number = step.number if step.declared else offset + step.number
-            found.append((number, step.digests["params"], step.digests.get("optimizer", "")))
-    found += [(offset + save["after_step"], str(save["params"]), str(save.get("optimizer", ""))) for save in process.saves if save.get("params")]
+        found += _moments_of(step, step.number if step.declared else offset + step.number)
+    for save in process.saves:
+        if save.get("optimizers"):
+            found.append(Moment(offset + save["after_step"], SAVED, save["optimizers"]))
     return found
 
 
-def _resumed(attempt: int, processes: list[Process], states: list[tuple[int, str, str]], saves: list[tuple[int, str]]) -> Resumed:
+def _moments_of(step: Step, number: int) -> Iterator[Moment]:
+    if any(state.params for state in step.optimizers_before.values()):
+        yield Moment(number - 1, BEFORE, step.optimizers_before, step.who)
+    if any(state.params for state in step.optimizers.values()):
+        yield Moment(number, BEHIND, step.optimizers)
+
+
+def _resumed(attempt: int, processes: list[Process], moments: list[Moment], saves: list[tuple[int, str]], first_save: int | None) -> Resumed:
     loaded = tuple(dict.fromkeys(str(load.get("path", "")) for process in processes for load in process.loads))
     families = {family(path) for path in loaded}
-    saved = [step for step, path in saves if not families or family(path) in families]
-    newest = max(saved, default=None)
-    starts = [process.start for process in processes if process.start is not None]
+    newest = max((step for step, path in saves if not families or family(path) in families), default=None)
+    began = {process.rank: state for process in processes if (state := _began(process))}
     declared = [process.steps[0].number - 1 for process in processes if process.steps and process.steps[0].declared]
-    if not starts:
-        return Resumed(attempt, min(declared) if declared else None, "declared" if declared else "nothing", loaded, newest, None, None)
-    params, optimizer = str(starts[0].get("params", "")), str(starts[0].get("optimizer", ""))
-    entries = starts[0].get("entries")
-    matching = [(state == optimizer, step) for step, digest, state in states if digest == params]
-    of_optimizer = max((step for step, _, state in states if state == optimizer), default=None)
-    if matching:
-        behind = max(matching)[1]
-        there = {digest for step, digest, _ in states if step == behind}
-        strays = tuple(process.rank for process in processes if process.start is not None and str(process.start.get("params", "")) not in there)
-        return Resumed(attempt, behind, "content", loaded, newest, of_optimizer, entries, strays=strays)
-    comparable = any(step == newest for step, _, _ in states)
+    base = Resumed(attempt, None, "nothing", loaded, newest, began=began, moments=tuple(moments), first_save=first_save)
+    if not began:
+        return _at(base, min(declared) if declared else None, "declared" if declared else "nothing")
+    base = replace(base, entries=_entries(processes))
+    leader = next(process for process in processes if process.rank == min(began))
+    who = leader.steps[0].who if leader.steps else ()
+    after = _matching(began[leader.rank], who, moments, newest)
+    if after is not None:
+        return _at(base, after, "content")
+    base = replace(base, comparable=any(moment.step == newest for moment in moments))
     if loaded and newest is not None:
-        return Resumed(attempt, newest, "load", loaded, newest, of_optimizer, entries, comparable)
-    return Resumed(attempt, None, "nothing", loaded, newest, of_optimizer, entries, comparable)
+        return _at(base, newest, "load")
+    return base
+
+
+def _began(process: Process) -> Optimizers:
+    """The state before the first update that counts; of a process that did none, that of its start."""
+    if process.steps and any(state.params for state in process.steps[0].optimizers_before.values()):
+        return process.steps[0].optimizers_before
+    return process.start["optimizers"] if process.start is not None else {}
+
+
+def _entries(processes: Iterable[Process]) -> dict[str, int]:
+    """By optimizer, for how many parameters it had any state when the attempt began."""
+    start = next((process.start for process in processes if process.start is not None), None) or {}
+    if start.get("entries_of"):
+        return dict(start["entries_of"])
+    return {} if start.get("entries") is None else {"": start["entries"]}
+
+
+def _at(resumed: Resumed, after: int | None, proof: str) -> Resumed:
+    """`resumed` after step `after`, with what each optimizer's state had to be then."""
+    due: dict[str, tuple[OptimizerState, ...]] = {}
+    for moment in resumed.moments:
+        if moment.step == after:
+            for name, state in moment.optimizers.items():
+                due[name] = (*due.get(name, ()), state)
+    return replace(resumed, after=after, proof=proof, due=due)
+
+
+def _matching(began: Optimizers, who: tuple[str, ...], moments: list[Moment], expected: int | None) -> int | None:
+    """The step whose state `began` is; None if no optimizer's parameters are those of any step.
+
+    Of several the one with most in common; then that which the same optimizers follow; then the one of the newest checkpoint; then the last.
+    An optimizer whose parameters never change says nothing.
+    """
+    seen: dict[str, set[str]] = {}
+    for moment in moments:
+        for name, state in moment.optimizers.items():
+            seen.setdefault(name, set()).add(state.params)
+    telling = {name for name in began if len(seen.get(name, ())) > 1} or set(began)
+    best: tuple[int, int, bool, bool, bool, int] | None = None
+    for moment in moments:
+        shared = [(state, moment.optimizers[name], name) for name, state in began.items() if name in moment.optimizers and state.params]
+        alike = sum(one.params == other.params for one, other, name in shared if name in telling)
+        if not alike:
+            continue
+        states = sum(one.optimizer == other.optimizer for one, other, _ in shared)
+        rank = (alike, states, bool(who) and moment.who == who, moment.step == expected, moment.when == BEFORE, moment.step)
+        best = rank if best is None or rank > best else best
+    return None if best is None else best[-1]
 
 
 def family(path: str) -> str:

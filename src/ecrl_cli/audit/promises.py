@@ -2,155 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from ecrl_cli.audit.causes import cause_of
 from ecrl_cli.audit.components import (
     BROKEN,
     COMPONENTS,
     KEPT,
-    MEANING,
     NOT_CHECKED,
     SHOWN,
     UNKNOWN,
     Finding,
     Judged,
-    compare,
     differing,
+    unequal,
     unrecorded,
-    unseeded,
     value_of,
     walk,
 )
+from ecrl_cli.audit.determinism import Determinism, distance
 from ecrl_cli.audit.lineage import Resumed
-from ecrl_cli.audit.records import Step, same_number
+from ecrl_cli.audit.steps import Step
 from ecrl_cli.errors import plural
 
 
-def deterministic(references: list[Judged]) -> Finding:
-    """Undisturbed runs are equal; otherwise a difference of a run with faults means nothing."""
-    promise = "deterministic"
-    if len(references) < 2:
-        return Finding(promise, NOT_CHECKED, "one undisturbed run was recorded; two show whether the job is deterministic")
-    first, *others = references
-    left_out = unseeded(references)
-    for other in others:
-        differs = compare(other.path, first.path, left_out)
-        if differs:
-            step = min(differs)
-            usual = "usual causes: threads, cuDNN's choice of kernels, an unseeded sampler or worker, time in the data"
-            said = f"two undisturbed runs differ from step {step} on, first in {differs[step][0]}: the effect of a failure cannot be told from that"
-            return Finding(promise, UNKNOWN, said, other.arm.name, step, (usual,))
-        if first.path.last != other.path.last:
-            said = f"two undisturbed runs did {first.path.last} and {plural(other.path.last, 'step')}"
-            return Finding(promise, UNKNOWN, said, other.arm.name)
-    evidence = tuple(f"the {name} is not seeded alike: it is not compared" for name in sorted(left_out))
-    return Finding(promise, KEPT, f"{len(references)} undisturbed runs are equal in all {plural(first.path.last, 'step')}", evidence=evidence)
-
-
-def restored(judged: Judged, reference: Judged | None) -> Iterator[Finding]:
-    """The state that each resumed attempt began with, component by component."""
-    for begun in judged.path.resumed:
-        yield from _restored(judged, begun, reference)
-
-
-def _restored(judged: Judged, begun: Resumed, reference: Judged | None) -> Iterator[Finding]:
-    arm, who = judged.arm.name, f"attempt {begun.attempt}"
-    starts = {process.rank: process.start for process in judged.arm.attempts[begun.attempt] if process.start is not None}
-    if not starts:  # no step recorded: `same_end` and `progress` judge that
-        return
-    if begun.proof != "content" and not begun.comparable:
-        said = "no digest of the state after the newest checkpoint is on record (audit.digests)"
-        yield Finding("restored: parameters", NOT_CHECKED, said, arm)
-        return
-    if begun.after is None or begun.proof == "load":
-        said = f"the parameters before the first step of {who} are those of no earlier step"
-        yield Finding("restored: parameters", BROKEN, f"{said}: they were not restored as they were", arm, begun.newest_saved)
-        return
-    next_step = begun.after + 1
-    if begun.strays:
-        ranks = ", ".join(map(str, begun.strays))
-        said = f"rank {ranks} began {who} with parameters that no rank had after step {begun.after}: they were not restored"
-        yield Finding("restored: parameters", BROKEN, said, arm, next_step)
-        return
-    yield Finding("restored: parameters", KEPT, f"{who} began with the parameters of step {begun.after}", arm)
-    if begun.entries is not None and begun.after:
-        if begun.entries == 0 and _had_state(judged, begun):
-            said = f"the optimizer's state before step {next_step} is that of no earlier step (0 entries): it was not loaded"
-            yield Finding("restored: optimizer", BROKEN, said, arm, next_step)
-        elif begun.optimizer_after == begun.after or (begun.optimizer_after is not None and not _had_state(judged, begun)):
-            yield Finding("restored: optimizer", KEPT, f"{who} began with the optimizer's state of step {begun.after}", arm)
-        else:
-            where = f"that of step {begun.optimizer_after}" if begun.optimizer_after is not None else "that of no earlier step"
-            said = f"the optimizer's state before step {next_step} is {where}, the parameters are those of step {begun.after}"
-            yield Finding("restored: optimizer", BROKEN, said, arm, next_step)
-    yield from _against(judged, begun, reference, starts)
-
-
-def _had_state(judged: Judged, begun: Resumed) -> bool:
-    """Whether the optimizer had any state after the step resumed from: plain SGD has none."""
-    first = [process.start for process in judged.arm.attempts[min(judged.arm.attempts)] if process.start is not None]
-    ranks = judged.path.steps.get(begun.after or 0, {})
-    behind = [step.digests.get("optimizer") for _, step in ranks.values()]
-    return bool(first and behind) and any(digest and digest != first[0].get("optimizer") for digest in behind)
-
-
-def _against(judged: Judged, begun: Resumed, reference: Judged | None, starts: dict[int, dict[str, object]]) -> Iterator[Finding]:
-    """Settings, generators and scaler at the first step's update, compared with the same step of the undisturbed run."""
-    arm, number = judged.arm.name, (begun.after or 0) + 1
-    if begun.attempt in judged.path.resized:
-        said = f"attempt {begun.attempt} had another number of processes: generators are a rank's own, and a schedule may depend on their number"
-        yield Finding("restored: generators", NOT_CHECKED, said, arm)
-        return
-    due = reference.path.steps.get(number, {}) if reference is not None else {}
-    ours = judged.path.steps.get(number, {})
-    for component, name in (("schedule and settings", "settings"), ("generators", "rng")):
-        pairs = [(rank, start.get(name), due[rank][1].digests.get(name)) for rank, start in starts.items() if rank in due]
-        pairs = [pair for pair in pairs if pair[1] and pair[2]]
-        wrong = [rank for rank, one, other in pairs if one != other]
-        if name == "rng" and wrong and _samples_differ(ours, due):
-            continue  # other samples may draw a different number of times: the data position is the finding
-        if wrong:
-            key = "settings" if name == "settings" else "generators"
-            rates = f"lr {[*starts[wrong[0]].get('lr', [])]} for {[*due[wrong[0]][1].lr]}" if name == "settings" else ""  # type: ignore[misc]
-            said = f"before step {number}, rank {', '.join(map(str, wrong))}: {MEANING[key]}"
-            yield Finding(f"restored: {component}", BROKEN, said, arm, number, (rates,) if rates else ())
-        elif pairs:
-            yield Finding(f"restored: {component}", KEPT, f"attempt {begun.attempt} had those of the undisturbed run before step {number}", arm)
-    pairs = [(rank, ours[rank][1].digests.get("buffers"), due[rank][1].digests.get("buffers")) for rank in ours.keys() & due.keys()]
-    pairs = [pair for pair in pairs if pair[1] and pair[2]]
-    if pairs and not _samples_differ(ours, due):  # other samples leave other running statistics
-        wrong = [rank for rank, one, other in pairs if one != other]
-        said = f"after step {number}, rank {', '.join(map(str, wrong))}: {MEANING['buffers']}" if wrong else "they are those of the undisturbed run"
-        yield Finding("restored: buffers", BROKEN if wrong else KEPT, said, arm, number if wrong else None)
-    scales = [(rank, ours[rank][1].scale, due[rank][1].scale) for rank in ours.keys() & due.keys()]
-    if any(one is not None or other is not None for _, one, other in scales):
-        wrong = [rank for rank, one, other in scales if not same_number(one, other)]
-        said = f"in step {number}, rank {', '.join(map(str, wrong))}: {MEANING['scale']}" if wrong else "the scale is that of the undisturbed run"
-        yield Finding("restored: scaler", BROKEN if wrong else KEPT, said, arm, number if wrong else None)
-
-
-def _samples_differ(ours: dict[int, tuple[int, Step]], due: dict[int, tuple[int, Step]]) -> bool:
-    return any(ours[rank][1].samples != due[rank][1].samples for rank in ours.keys() & due.keys())
-
-
-def same_trajectory(judged: Judged, reference: Judged | None, stable: bool) -> Finding:
+def same_trajectory(judged: Judged, reference: Judged | None, steady: Determinism) -> Finding:
     """Every step equals the undisturbed run's; repeated steps equal their first pass, which needs no reference."""
     promise, arm = "same trajectory", judged.arm.name
-    for number, rank, attempt, before, after in sorted(judged.path.done_again, key=lambda entry: entry[:2]):
-        names = tuple(name for name in differing(before, after) if name not in judged.ignored)
-        if names and stable:
-            said = f"step {number} was done twice and differs in {names[0]} (rank {rank}, attempt {attempt}): {MEANING[names[0]]}"
-            return Finding(promise, BROKEN, said, arm, number, (f"differs in {', '.join(names)}",))
+    if steady.exact:
+        for number, rank, attempt, before, after in sorted(judged.path.done_again, key=lambda entry: entry[:2]):
+            names = tuple(name for name in differing(before, after) if name not in judged.ignored)
+            if names:
+                cause = cause_of(judged, number, attempt, before, after, names)
+                said = f"step {number} was done twice and differs in {names[0]} (rank {rank}, attempt {attempt}): {cause}"
+                return Finding(promise, BROKEN, said, arm, number, (f"differs in {', '.join(names)}",))
     if reference is None:
         return Finding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
-    if not stable:
-        return Finding(promise, UNKNOWN, "the job is not deterministic: a difference would mean nothing", arm)
+    if not steady.exact:
+        return Finding(promise, UNKNOWN, _undecided(judged, reference, steady), arm)
     if judged.differs:
         step = min(judged.differs)
         names = judged.differs[step]
-        return Finding(
-            promise, BROKEN, f"differs from step {step} on, first in {names[0]}: {MEANING[names[0]]}", arm, step, (f"differs in {', '.join(names)}",)
+        rank = next(
+            rank for rank in judged.path.steps[step] if rank in reference.path.steps[step] and names[0] in _differ(judged, reference, step, rank)
         )
+        attempt, ours = judged.path.steps[step][rank]
+        cause = cause_of(judged, step, attempt, reference.path.steps[step][rank][1], ours, names)
+        said = f"differs from step {step} on, first in {names[0]}: {cause}"
+        return Finding(promise, BROKEN, said, arm, step, (f"differs in {', '.join(names)}",))
     gap = unrecorded(judged, reference, tuple(name for name in COMPONENTS if name not in judged.ignored))
     if gap:
         return Finding(promise, UNKNOWN, gap, arm)
@@ -163,23 +60,80 @@ def same_trajectory(judged: Judged, reference: Judged | None, stable: bool) -> F
     return Finding(promise, KEPT, f"all {plural(judged.path.last, 'step is', 'steps are')} bit for bit those of the undisturbed run", arm)
 
 
+def _differ(judged: Judged, reference: Judged, step: int, rank: int) -> tuple[str, ...]:
+    return differing(judged.path.steps[step][rank][1], reference.path.steps[step][rank][1])
+
+
+def _undecided(judged: Judged, reference: Judged, steady: Determinism) -> str:
+    """How far the runs are apart, with and without a failure, as far as losses tell."""
+    said = "the job is not deterministic: a difference would mean nothing"
+    if steady.spread is None:
+        return said
+    since = min((begun.after or 0 for begun in judged.path.resumed), default=0)
+    ours = distance(judged.path, reference.path, since)
+    return f"{said} (losses differ by up to {steady.spread:.3g} undisturbed, by up to {ours:.3g} after a restart)"
+
+
+def follows_exactly(judged: Judged, reference: Judged | None, steady: Determinism) -> bool:
+    """Whether every step from the first restart to the end is bit for bit that of the undisturbed run: then nothing can be missing, wherever the
+    state came from."""
+    if reference is None or not steady.exact or judged.path.resized or judged.path.last != reference.path.last:
+        return False
+    since = min((begun.after or 0 for begun in judged.path.resumed), default=0)
+    if any(step > since for step in judged.differs):
+        return False
+    return not unrecorded(judged, reference, ("loss", "parameters", "optimizer"))
+
+
+def complete_record(judged: Judged) -> Finding:
+    """Every rank of every attempt that did a step is on record."""
+    promise, arm = "complete record", judged.arm.name
+    for number, processes in sorted(judged.arm.attempts.items()):
+        trained = {process.rank for process in processes if process.steps}
+        size = max((process.world_size for process in processes), default=0)
+        longest = max((len(process.steps) for process in processes), default=0)
+        if trained and longest > 1 and len(trained) < size:
+            missing = ", ".join(str(rank) for rank in range(size) if rank not in trained)[:80]
+            said = f"attempt {number} had {size} processes, and the record lacks rank {missing}"
+            return Finding(promise, UNKNOWN, said, arm)
+    return Finding(promise, KEPT, "every rank of every attempt is on record", arm)
+
+
 def right_checkpoint(judged: Judged) -> Finding:
     """Each attempt resumed from the newest checkpoint that was complete when the previous attempt died."""
     promise, arm = "right checkpoint", judged.arm.name
-    known = [begun for begun in judged.path.resumed if begun.newest_saved is not None and begun.after is not None]
-    if not known:
-        return Finding(promise, NOT_CHECKED, "no finished checkpoint is on record before a death", arm)
-    for begun in known:
-        behind, newest = begun.after or 0, begun.newest_saved or 0
+    for begun in judged.path.resumed:
+        if begun.after is None or begun.proof == "load":
+            continue
+        behind, newest = begun.after, begun.newest_saved or 0
+        if behind < newest and not behind:
+            said = f"attempt {begun.attempt} began anew, and a checkpoint of step {newest} had been finished"
+            return Finding(promise, BROKEN, said, arm, newest, tuple(f"read {path}" for path in begun.loaded[:SHOWN]))
         if behind < newest:
             said = f"attempt {begun.attempt} went on after step {behind}, and a checkpoint of step {newest} had been finished"
             return Finding(promise, BROKEN, said, arm, newest, tuple(f"read {path}" for path in begun.loaded[:SHOWN]))
-    return Finding(
-        promise, KEPT, "each attempt went on from the newest finished checkpoint: " + ", ".join(f"step {begun.after}" for begun in known), arm
+    anew = [begun for begun in judged.path.resumed if begun.after == 0 and begun.began]
+    for begun in anew:
+        if begun.first_save is None:
+            said = f"attempt {begun.attempt} began anew: nothing that the job saves before its end is on record (audit.anew=true if it is meant to)"
+            return Finding(promise, UNKNOWN, said, arm)
+    known = [begun for begun in judged.path.resumed if begun.newest_saved is not None and begun.after is not None and begun.proof == "content"]
+    if known:
+        steps = ", ".join(f"step {begun.after}" for begun in known)
+        return Finding(promise, KEPT, f"each attempt went on from the newest finished checkpoint: {steps}", arm)
+    if anew:
+        return Finding(promise, KEPT, "no checkpoint had been finished: the job began anew", arm)
+    proved = [begun for begun in judged.path.resumed if begun.proof == "content"]
+    steps = ", ".join(f"step {begun.after}" for begun in proved)
+    said = (
+        f"it went on from {steps}; which checkpoints had been finished is not known"
+        if proved
+        else "no finished checkpoint is on record before a death"
     )
+    return Finding(promise, NOT_CHECKED, said, arm)
 
 
-def same_end(judged: Judged, reference: Judged | None, stable: bool) -> Finding:
+def same_end(judged: Judged, reference: Judged | None, steady: Determinism) -> Finding:
     """The same number of steps and the same final state as the undisturbed run."""
     promise, arm = "same end", judged.arm.name
     last = judged.arm.launches[-1] if judged.arm.launches else None
@@ -196,7 +150,7 @@ def same_end(judged: Judged, reference: Judged | None, stable: bool) -> Finding:
         return Finding(promise, KEPT if same else NOT_CHECKED, said, arm)
     if judged.path.last != reference.path.last:
         return Finding(promise, BROKEN, f"ended at step {judged.path.last}, the undisturbed run at step {reference.path.last}", arm, judged.path.last)
-    if not stable:
+    if not steady.exact:
         return Finding(promise, UNKNOWN, "the job is not deterministic: its end cannot be compared", arm)
     names = judged.differs.get(judged.path.last, ())
     if names:
@@ -270,7 +224,7 @@ def _compared(judged: Judged, begun: Resumed, cold: Judged, reference: Judged | 
         pairs = [(rank, place, one, other) for rank in ours.keys() & theirs.keys() for place, one, other in _first(ours[rank], theirs[rank], name)]
         if not pairs:
             continue
-        if any(one != other for _, _, one, other in pairs):
+        if any(unequal(one, other) for _, _, one, other in pairs):
             unlike.append(name)
         elif _tells(reference, expected_after, pairs, name):
             alike.append(name)
@@ -289,6 +243,6 @@ def _tells(reference: Judged | None, behind: int, pairs: list[tuple[int, int, ob
     for rank, place, _, other in pairs:
         step = reference.path.steps.get(behind + place, {}).get(rank) if reference is not None else None
         due = value_of(step[1], name) if step is not None else None
-        if due is not None and due != other:
+        if due is not None and unequal(due, other):
             return True
     return False

@@ -3,61 +3,35 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ecrl_cli.audit.steps import (
+    DIGESTS,
+    Batch,
+    Optimizers,
+    Step,
+    amended,
+    batch_of,
+    count_of,
+    optimizers_of,
+    rates_of,
+    seconds_of,
+    shortened,
+    step_of,
+    watched_text,
+    with_observed,
+)
 from ecrl_cli.errors import EvidenceMissing, RecordError
 from ecrl_cli.records.journal import read_json
 
 FORMAT = 1
 MAX_FILE, MAX_LINE, MAX_FILES = 2**30, 2**22, 4096
 MAX_ARM = 2**31  # bytes of all records of one arm together
-MAX_STEP = 10**9
-MAX_SECONDS = 1e9
-DIGESTS = ("params", "buffers", "optimizer", "settings", "rng", "rng_python", "rng_numpy")
-MAX_TEXT = 4096  # characters of a path, a digest, the name of a call
 _ATTEMPT = re.compile(r"^attempt-(\d{2,6})$")
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One batch. `samples`: identifiers of its samples: ids, else a digest of each row, else the digest of the whole; `by_id`: whether they are
-    ids."""
-
-    samples: tuple[str, ...]
-    by_id: bool
-    digest: str
-
-
-@dataclass(frozen=True)
-class Step:
-    """One optimizer step of one process. `number`: counted by that process from 1 in each attempt, or as declared by the job."""
-
-    number: int
-    declared: bool
-    batches: tuple[Batch, ...]
-    losses: tuple[float | None, ...]
-    digests: Mapping[str, str]  # params, buffers, optimizer, settings, rng, rng_python, rng_numpy
-    lr: tuple[float, ...]
-    scale: float | None
-    seconds: float
-    at: float
-
-    @property
-    def samples(self) -> tuple[str, ...]:
-        return tuple(sample for batch in self.batches for sample in batch.samples)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return tuple(batch.digest for batch in self.batches if batch.digest)
-
-    @property
-    def by_id(self) -> bool:
-        return bool(self.batches) and all(batch.by_id for batch in self.batches)
 
 
 @dataclass
@@ -76,6 +50,9 @@ class Process:
     calls: list[dict[str, Any]] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
     skips: list[int] = field(default_factory=list)  # after which steps the gradient scaler left a window out
+    files: list[dict[str, Any]] = field(default_factory=list)  # what it opened, renamed and removed below {dir}
+    taken_back: int = 0  # steps that the job has undone itself
+    told: Optimizers | None = None  # what the record says of the optimizers so far
     faults: list[dict[str, Any]] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     torn: int = 0
@@ -98,12 +75,12 @@ class Launch:
 
     def __post_init__(self) -> None:
         for name in ("attempt", "left_behind"):
-            _count(getattr(self, name))
+            count_of(getattr(self, name))
         if not all(value is None or (type(value) is int and abs(value) < 2**31) for value in (self.exit_code, self.signal)):
             raise ValueError("an exit code or a signal is no number")
         if not all(type(value) is bool for value in (self.hung, self.planned)):
             raise ValueError("hung and planned are true or false")
-        object.__setattr__(self, "seconds", _seconds(self.seconds))
+        object.__setattr__(self, "seconds", seconds_of(self.seconds))
 
 
 @dataclass(frozen=True)
@@ -157,13 +134,13 @@ def _watched_from_outside(path: Path) -> tuple[tuple[Launch, ...], dict[int, str
     names = {"attempt", "exit_code", "signal", "seconds", "hung", "left_behind", "planned"}
     try:
         launches = tuple(Launch(**{key: value for key, value in entry.items() if key in names}) for entry in listed)
-        return launches, {_count(fault["index"]): _planned(fault) for fault in faults}
+        return launches, {count_of(fault["index"]): _planned(fault) for fault in faults}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecordError(path.name, f"is no record of launches ({str(error)[:200]})") from error
 
 
 def _planned(fault: Mapping[str, Any]) -> str:
-    words = (_shortened(str(fault[name])) for name in ("kind", "rank", "step", "moment"))
+    words = (shortened(str(fault[name])) for name in ("kind", "rank", "step", "moment"))
     return "{} of rank {} at step {} ({})".format(*words)
 
 
@@ -206,121 +183,65 @@ def _take(process: Process, batches: dict[int, Batch], line: dict[str, Any]) -> 
     if kind == "process":
         if line.get("format") != FORMAT:
             raise ValueError(f"format {line.get('format')!r}, this ECRL reads {FORMAT}")
-        process.rank, process.world_size = _count(line["rank"]), _count(line["world_size"])
+        process.rank, process.world_size = count_of(line["rank"]), count_of(line["world_size"])
         process.versions = {key: str(line.get(key, "")) for key in ("python", "torch")}
     elif kind == "batch":
-        batches[_count(line["n"])] = _batch(line)
+        batches[count_of(line["n"])] = batch_of(line)
     elif kind == "start":
         process.start = _start(line)
+        if "world_size" in line:  # at the first step a process knows its place for certain
+            process.rank, process.world_size = count_of(line["rank"]), count_of(line["world_size"])
     elif kind == "step":
         _take_step(process, batches, line)
     elif kind == "epoch":
-        process.epochs.append(_count(line.get("after_step", 0)))
+        process.epochs.append(count_of(line.get("after_step", 0)))
     elif kind == "skip":
-        process.skips.append(_count(line["after_step"]))
+        process.skips.append(count_of(line["after_step"]))
     elif kind == "trouble":
         process.troubles.append(f"{line.get('what')}: {line.get('error')}")
     else:
-        into = {"save": process.saves, "load": process.loads, "call": process.calls, "strike": process.faults}.get(kind)
+        into = {"save": process.saves, "load": process.loads, "call": process.calls, "strike": process.faults, "file": process.files}.get(kind)
         if into is not None:  # unknown types come from later versions
-            line["after_step"] = _count(line.get("after_step", len(process.steps)))
+            line["after_step"] = count_of(line.get("after_step", len(process.steps)))
             if kind == "strike":
-                line["index"] = _count(line.get("index", 0))
+                line["index"] = count_of(line.get("index", 0))
+            if kind == "save" and (line.get("objects") or line.get("params")):
+                line["optimizers"] = optimizers_of(line, {name: str(line.get(name) or "") for name in DIGESTS})
             if "seconds" in line:
-                line["seconds"] = _seconds(line["seconds"])
-            into.append({key: _shortened(value) for key, value in line.items()})
+                line["seconds"] = seconds_of(line["seconds"])
+            into.append({key: shortened(value) for key, value in line.items()})
 
 
 def _start(line: dict[str, Any]) -> dict[str, Any]:
     """The state before the first step: digests as text, `entries` as a count."""
-    digests = {name: _shortened(str(line[name])) for name in DIGESTS if line.get(name)}
-    entries = None if line.get("entries") is None else _count(line["entries"])
-    name = _shortened(str(line.get("digest") or ""))
-    return {**digests, "entries": entries, "lr": _rates(line), "watched": _watched(line), "digest": name}
+    digests = {name: shortened(str(line[name])) for name in DIGESTS if line.get(name)}
+    entries = None if line.get("entries") is None else count_of(line["entries"])
+    name = shortened(str(line.get("digest") or ""))
+    told = {"optimizers": optimizers_of(line, digests), "lr": rates_of(line), "watched": watched_text(line), "digest": name}
+    counts = {key: _counts(line.get(key)) for key in ("entries_of", "trainable")}
+    models = tuple(shortened(str(model)) for model in line.get("models") or ())
+    return {**digests, "entries": entries, "models": models, **counts, **told}
 
 
-def _rates(line: Mapping[str, Any]) -> tuple[float, ...]:
-    return tuple(float(rate) for rate in line.get("lr") or ())
-
-
-def _watched(line: Mapping[str, Any]) -> str:
-    """What the job watches by name, as one text that two steps can be compared by."""
-    watched = line.get("watched") or {}
-    return ", ".join(f"{name} {_shortened(str(watched[name]))}" for name in sorted(watched))
-
-
-def _seconds(value: Any) -> float:
-    seconds = float(value)
-    if isinstance(value, bool) or not 0 <= seconds <= MAX_SECONDS:
-        raise ValueError(f"{str(value)[:40]} is no time from 0 to {MAX_SECONDS:.0f} s")
-    return seconds
-
-
-def _shortened(value: Any) -> Any:
-    return value[:MAX_TEXT] if isinstance(value, str) else value
+def _counts(value: Any) -> dict[str, int]:
+    return {shortened(str(name)): count_of(count) for name, count in (value or {}).items()}
 
 
 def _take_step(process: Process, batches: dict[int, Batch], line: dict[str, Any]) -> None:
-    consumed = [batches.pop(_count(number)) for number in line.get("batches", []) if number in batches]
-    if line.get("ids") is not None or line.get("hash") is not None:
-        consumed.append(_batch(line))
-    step = Step(
-        number=_count(line["step"]),
-        declared=bool(line.get("declared", False)),
-        batches=tuple(consumed),
-        losses=tuple(None if loss is None else float(loss) for loss in line.get("losses", [])),
-        digests={name: _shortened(str(line[name])) for name in DIGESTS if line.get(name)} | ({"watched": told} if (told := _watched(line)) else {}),
-        lr=_rates(line),
-        scale=None if line.get("scale") is None else float(line["scale"]),
-        seconds=_seconds(line.get("seconds", 0.0)),
-        at=float(line.get("at", 0.0)),
-    )
+    consumed = tuple(batches.pop(count_of(number)) for number in line.get("batches", []) if number in batches)
+    step = step_of(line, consumed, process.told, process.start if not process.steps else None)
+    before = line.get("before")
+    undone = count_of(before.get("taken_back", 0)) if isinstance(before, Mapping) else 0
+    if 0 < undone <= len(process.steps):
+        del process.steps[-undone:]
+        process.taken_back += undone
+    told = (*step.optimizers_before.items(), *step.optimizers.items())
+    process.told = {**(process.told or {}), **{name: state for name, state in told if state.params}}
     if step.declared:
-        step = _with_observed(step, process)
+        seen: list[Step] = []
+        while process.steps and not process.steps[-1].declared:
+            seen.insert(0, process.steps.pop())
+        step = with_observed(step, seen)
     if line.get("amends") and process.steps:
-        before = process.steps.pop()
-        digests = {**before.digests, **step.digests}
-        step = Step(before.number, before.declared, before.batches + step.batches, before.losses + step.losses, digests, *_rest(step, before))
+        step = amended(process.steps.pop(), step)
     process.steps.append(step)
-
-
-def _with_observed(step: Step, process: Process) -> Step:
-    """`step`, declared by the job, merged with the steps that the recorder observed since the last declared one; these are removed from `process`.
-
-    A field that the job did not declare is taken from the observed steps: batches and losses of all, the rest of the last.
-    """
-    seen: list[Step] = []
-    while process.steps and not process.steps[-1].declared:
-        seen.insert(0, process.steps.pop())
-    if not seen:
-        return step
-    batches = step.batches or tuple(batch for one in seen for batch in one.batches)
-    losses = step.losses or tuple(loss for one in seen for loss in one.losses)
-    last = seen[-1]
-    scale = last.scale if step.scale is None else step.scale
-    seconds = step.seconds or sum(one.seconds for one in seen)
-    return Step(step.number, True, batches, losses, {**last.digests, **step.digests}, step.lr or last.lr, scale, seconds, step.at)
-
-
-def _rest(step: Step, before: Step) -> tuple[tuple[float, ...], float | None, float, float]:
-    return step.lr, step.scale, step.seconds + before.seconds, step.at
-
-
-def _batch(line: Mapping[str, Any]) -> Batch:
-    ids, rows, digest = line.get("ids"), line.get("rows"), str(line.get("hash") or "")
-    if ids is not None:
-        return Batch(tuple(str(int(sample)) for sample in ids), True, digest)
-    return Batch(tuple(str(row) for row in rows) if rows else (digest,), False, digest)
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_STEP:
-        raise ValueError(f"{value!r} is no count from 0 to {MAX_STEP}")
-    return value
-
-
-def same_number(one: float | None, other: float | None) -> bool:
-    """Equal as floats; two NaN are equal."""
-    if one is None or other is None:
-        return one is other
-    return one == other or (math.isnan(one) and math.isnan(other))

@@ -5,20 +5,40 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ecrl_cli.audit.components import BROKEN, KEPT, MEANING, NOT_CHECKED, SHOWN, UNKNOWN, Finding, Judged, compare, unrecorded, walk
+from ecrl_cli.audit.causes import is_order
+from ecrl_cli.audit.components import (
+    BROKEN,
+    KEPT,
+    MEANING,
+    NOT_CHECKED,
+    SHOWN,
+    UNKNOWN,
+    Finding,
+    Judged,
+    compare,
+    unequal,
+    unrecorded,
+    value_of,
+    walk,
+)
 from ecrl_cli.audit.lineage import Path
-from ecrl_cli.audit.records import MAX_STEP, Step
+from ecrl_cli.audit.steps import MAX_STEP, Step
 from ecrl_cli.errors import plural
+
+PERSISTENT = (
+    "the loader has persistent_workers=True: it draws no seed in later epochs, and a new one does, so that a restart at an epoch's end has "
+    "another order and other noise; make the order and the workers' seeds depend on the epoch, or leave persistent workers out"
+)
 
 
 def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Finding:
     """The committed steps consumed the reference's samples, in its order unless `order` says that the order is free."""
     promise, arm = "exactly once", judged.arm.name
     known = [step for _, _, step in walk(judged.path) if step.samples]
-    if not known:
-        return Finding(promise, NOT_CHECKED, "no sample ids and no input hashes are on record", arm)
     if reference is None:
         return Finding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
+    if not known:
+        return _by_inputs(judged, reference)
     free = order == "free" or (order == "auto" and not all(step.by_id for step in known))
     if free:
         return _as_often(judged, reference)
@@ -34,10 +54,31 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Findin
                 continue
             if said := _overflowed(judged, reference, (_skips(judged), _skips(reference)), number, rank):
                 return Finding(promise, NOT_CHECKED, f"{said}: from there on the steps have other samples by nature", arm, number)
-            return Finding(
-                promise, BROKEN, _told(judged, number, rank, attempt, step), arm, number, (_first_ids(step, due[1]), *_hints(judged, attempt))
-            )
+            evidence = (_first_ids(step, due[1]), *_hints(judged, attempt))
+            return Finding(promise, BROKEN, _told(judged, reference, (number, rank, attempt), step), arm, number, evidence)
     return Finding(promise, KEPT, f"{plural(len(known), 'step')} consumed the samples of the undisturbed run, in its order", arm)
+
+
+def _by_inputs(judged: Judged, reference: Judged) -> Finding:
+    """Of a job without a DataLoader: what entered the model in each step; where that is on no record either, the losses and the updates."""
+    promise, arm = "exactly once", judged.arm.name
+    components = ("model input",) if any(step.entered for _, _, step in walk(judged.path)) else ("loss", "parameters")
+    what = "what entered the model" if len(components) == 1 else "its losses and updates"
+    compared = 0
+    for number, rank, step in walk(judged.path):
+        due = reference.path.steps.get(number, {}).get(rank)
+        if due is None or judged.path.steps[number][rank][0] in judged.path.resized:
+            continue
+        values = [(value_of(step, name), value_of(due[1], name)) for name in components]
+        values = [pair for pair in values if pair[0] is not None and pair[1] is not None]
+        compared += bool(values)
+        if any(unequal(one, other) for one, other in values):
+            # Other inputs may follow from another state (an agent's own actions): `same trajectory` says what differed first.
+            said = f"the job has no DataLoader, and {what} differs from step {number} on: which samples it consumed is not known"
+            return Finding(promise, NOT_CHECKED, said, arm, number)
+    if not compared:
+        return Finding(promise, NOT_CHECKED, "no sample ids and no input hashes are on record", arm)
+    return Finding(promise, KEPT, f"the job has no DataLoader; {what} was that of the undisturbed run in {plural(compared, 'step')}", arm)
 
 
 def same_overflows(judged: Judged, reference: Judged | None) -> Iterator[Finding]:
@@ -107,8 +148,10 @@ def _as_often(judged: Judged, reference: Judged) -> Finding:
             promise, KEPT, f"each of {plural(sum(ours.values()), 'sample')} came as often as in the undisturbed run; their order is not judged", arm
         )
     said = f"{plural(sum(extra.values()), 'sample')} came too often and {sum(missing.values())} are missing, of {sum(theirs.values())}"
-    last = max(judged.path.offsets)
-    return Finding(promise, BROKEN, f"{said}: {MEANING['samples']}", arm, _first_different_samples(judged, reference), _hints(judged, last))
+    first = _first_different_samples(judged, reference)
+    where = f" from step {first} on" if first is not None else ""
+    attempt = judged.path.attempt_of(first) if first is not None else max(judged.path.offsets)
+    return Finding(promise, BROKEN, f"{said}{where}: {MEANING['samples']}", arm, first, _hints(judged, attempt))
 
 
 def _samples(path: Path, last: int = MAX_STEP) -> Counter[str]:
@@ -121,15 +164,31 @@ def _first_different_samples(judged: Judged, reference: Judged) -> int | None:
     return next((number for number in sorted(differs) if "samples" in differs[number]), None)
 
 
-def _told(judged: Judged, number: int, rank: int, attempt: int, step: Step) -> str:
-    """A description of the wrong samples of a step."""
+def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: Step) -> str:
+    """A description of the wrong samples of a step. `where`: step, rank, attempt."""
+    number, rank, attempt = where
+    place = f"(rank {rank}, attempt {attempt})"
+    ends = sorted({end for process in reference.arm.processes for end in process.epochs if end >= number})
+    until = ends[0] if ends else reference.path.last
+    if until > number and is_order(judged.path, reference.path, number, rank, until):
+        said = f"from step {number} to {until} the due samples came in another order {place}"
+        return f"{said}: the shuffle, or its generator, was not restored"
+    begun = judged.path.offsets.get(attempt, 0) + 1
     for earlier in sorted(judged.path.steps):
         if earlier >= number:
             break
         before = judged.path.steps[earlier].get(rank)
         if before is not None and before[1].samples == step.samples:
-            return f"step {number} repeats the samples of step {earlier} (rank {rank}, attempt {attempt}): {MEANING['samples']}"
-    return f"step {number} consumed other samples than the undisturbed run (rank {rank}, attempt {attempt}): {MEANING['samples']}"
+            said = f"step {number} repeats the samples of step {earlier} {place}"
+            if number == begun and {number, earlier} <= _epoch_starts(reference):
+                return f"{said}: the order of an earlier epoch came again, its shuffle was not restored"
+            return f"{said}: {MEANING['samples']}"
+    return f"step {number} consumed other samples than the undisturbed run {place}: {MEANING['samples']}"
+
+
+def _epoch_starts(reference: Judged) -> set[int]:
+    """The first steps of the undisturbed run's epochs."""
+    return {1, *(end + 1 for process in reference.arm.processes for end in process.epochs)}
 
 
 def _first_ids(step: Step, due: Step) -> str:
@@ -141,8 +200,11 @@ def _hints(judged: Judged, attempt: int) -> tuple[str, ...]:
     calls = [call for process in judged.arm.attempts.get(attempt, []) for call in process.calls if call["after_step"] == 0]
     epochs = sorted({str(call.get("epoch")) for call in calls if call.get("what") == "DistributedSampler.set_epoch"})
     hints = [f"DistributedSampler.set_epoch was called with {', '.join(epochs)}"] if epochs else []
-    if not any(call.get("what") == "StatefulDataLoader.load_state_dict" for call in calls):
+    every = {call.get("what") for process in judged.arm.processes for call in process.calls}
+    if "StatefulDataLoader" in every and not any(call.get("what") == "StatefulDataLoader.load_state_dict" for call in calls):
         hints.append("no StatefulDataLoader.load_state_dict was called in that attempt")
+    if "persistent_workers" in every:
+        hints.append(PERSISTENT)
     return tuple(hints)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ecrl_cli.audit import components, promises, samples
 from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged, judged_arm
-from ecrl_cli.audit.records import MAX_STEP, Arm, read_arm
+from ecrl_cli.audit.determinism import Determinism, determinism
+from ecrl_cli.audit.records import Arm, read_arm
+from ecrl_cli.audit.restored import restored
+from ecrl_cli.audit.steps import MAX_STEP
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import EvidenceMissing, plural
 
@@ -17,7 +20,20 @@ EXIT_CODES = {"valid": 0, "invalid": 1, "unknown": 3}
 # Promises that a valid verdict requires.
 REQUIRED = ("exactly once", "same trajectory", "same end")
 # Promises ordered by cause: the earliest broken one is the diagnosis.
-_CAUSES = ("exactly once", "same input", "restored", "right checkpoint", "same trajectory", "same end", "state used", "progress", "deterministic")
+_CAUSES = (
+    "exactly once",
+    "same input",
+    "restored",
+    "right checkpoint",
+    "same trajectory",
+    "same end",
+    "state used",
+    "progress",
+    "complete record",
+    "deterministic",
+)
+# What a run that is bit for bit the undisturbed one cannot have broken, wherever its state came from.
+_LINEAGE = ("restored",)
 
 
 @dataclass(frozen=True)
@@ -67,29 +83,48 @@ def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto"
     for other in undisturbed[1:]:
         other.ignored = components.unseeded(undisturbed)
         other.differs = components.compare(other.path, undisturbed[0].path, other.ignored)
-    findings = [promises.deterministic(undisturbed)] if undisturbed else []
+    started_cold = next((arm for arm in faulted if arm.name == promises.COLD), None)
+    struck = [arm for arm in faulted if arm is not started_cold]
+    steady = determinism(undisturbed, struck)
+    findings = [steady.finding] if steady.finding is not None else []
     for judged in undisturbed:
-        findings += [f for f in [_completed(judged)] if f is not None]
-    stable = not findings or findings[0].status != UNKNOWN
+        findings += [f for f in [_completed(judged), promises.complete_record(judged)] if f is not None and f.status != KEPT]
     reference = undisturbed[0] if undisturbed else None
-    every = [judged_arm(arm, reference, components.unseeded(undisturbed)) for arm in faulted]
-    arms = [judged for judged in every if judged.arm.name != promises.COLD]
-    started_cold = next((judged for judged in every if judged.arm.name == promises.COLD), None)
+    ignored = components.unseeded(undisturbed)
+    arms = [judged_arm(arm, reference, ignored) for arm in struck]
+    cold = judged_arm(started_cold, reference, ignored) if started_cold is not None else None
     for judged in arms:
-        if started_cold is not None:
-            findings.append(promises.state_used(judged, started_cold, reference))
-        findings += [
-            samples.exactly_once(judged, reference, order) if stable else _unstable("exactly once", judged),
-            samples.same_input(judged, reference if stable else None),
-            *(promises.restored(judged, reference if stable else None)),
-            *(samples.same_overflows(judged, reference if stable else None)),
-            promises.right_checkpoint(judged),
-            promises.same_trajectory(judged, reference, stable),
-            promises.same_end(judged, reference, stable),
-            promises.progress(judged),
-        ]
+        if cold is not None:
+            findings.append(promises.state_used(judged, cold, reference))
+        findings += of_arm(judged, reference, steady, order)
     troubles = _troubles([*undisturbed, *arms])
     return _verdict(findings, troubles, arms, undisturbed)
+
+
+def of_arm(judged: Judged, reference: Judged | None, steady: Determinism, order: str) -> list[Finding]:
+    """All promises of one arm."""
+    findings = [
+        samples.exactly_once(judged, reference, order) if steady.stable("samples") else _unstable("exactly once", judged),
+        samples.same_input(judged, reference if steady.stable("input") else None),
+        *restored(judged, reference, steady.stable),
+        *(samples.same_overflows(judged, reference if steady.exact else None)),
+        promises.right_checkpoint(judged),
+        promises.same_trajectory(judged, reference, steady),
+        promises.same_end(judged, reference, steady),
+        promises.progress(judged),
+        promises.complete_record(judged),
+    ]
+    if promises.follows_exactly(judged, reference, steady):
+        findings = [_overruled(finding) for finding in findings]
+    return findings
+
+
+def _overruled(finding: Finding) -> Finding:
+    """`finding`, of a run that is bit for bit the undisturbed one from its restart to its end."""
+    if finding.status != BROKEN or finding.promise.partition(":")[0] not in _LINEAGE:
+        return finding
+    said = "where it came from is not on record, and every step from there to the end is bit for bit that of the undisturbed run"
+    return replace(finding, status=NOT_CHECKED, message=said, step=None, evidence=())
 
 
 def _unstable(promise: str, judged: Judged) -> Finding:
