@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
@@ -11,6 +12,7 @@ from ecrl.recording import Recording
 
 PLAN = "ECRL_STRIKES"
 MOMENTS = ("before", "backward", "optimizer", "save")
+POINTS = ("before", "empty", "torn", "after")  # of one file of a save: before it is opened or named, emptied, half written, written
 EXIT_CODE = 66
 
 
@@ -45,11 +47,16 @@ ACTS: Dict[str, Callable[[], None]] = {
 
 
 class Faults:
-    """`entries`: {kind, step, moment, rank, index}. Steps are of the whole job: an attempt that goes on after step s begins with s + 1."""
+    """`entries`: {kind, step, moment, rank, index, point}. Steps are of the whole job: an attempt that goes on after step s begins with s + 1.
+
+    `point` (of the moment save): FILE:HOW, where in a save. FILE is a path below the arm's folder, or its last part; * stands for anything, # for
+    digits. HOW is one of POINTS. Such a failure happens in the first save from `step` on that has the file.
+    """
 
     def __init__(self, recording: Recording, entries: List[Dict[str, Any]]) -> None:
         self._recording, self._entries = recording, entries
         self.offset = 0  # the step after which this attempt goes on
+        self.look: Optional[Callable[[], None]] = None  # whether files that were opened for writing are closed; set where there are any
 
     @classmethod
     def from_environment(cls, recording: Recording) -> "Faults":
@@ -86,6 +93,8 @@ class Faults:
         return seen
 
     def before_step(self, step: int) -> None:
+        if self.look is not None:
+            self.look()
         self._inject("before", step)
 
     def in_backward(self, step: int, optimizers: List[Any]) -> None:
@@ -112,21 +121,26 @@ class Faults:
         """The parameters are updated, nothing of it is recorded or known to the job yet."""
         self._inject("optimizer", step)
 
-    def in_save(self, steps: int, save_whole: Callable[[], Any], path: str) -> None:
-        """Half of the file is written when the fault is injected. `save_whole` writes it beside `path`."""
+    def in_save(self, steps: int) -> Optional[Dict[str, Any]]:
+        """The failure that is due in the save after `steps`, at no point that is named: its file will be torn."""
         entry = self._due("save", steps)
-        if entry is None:
-            return
-        save_whole()
-        whole = path + ".ecrl-whole"
-        with open(whole, "rb") as source:
-            data = source.read()
-        os.unlink(whole)
-        with open(path, "wb") as target:
-            target.write(data[: len(data) // 2])
-            target.flush()
-            os.fsync(target.fileno())
-        self._carry_out(entry, steps)
+        return {**entry, "how": "torn"} if entry is not None else None
+
+    def at_file(self, path: str, points: Tuple[str, ...], steps: int) -> Optional[Dict[str, Any]]:
+        """The failure that is due at one of `points` of the file `path` (relative to the arm's folder), with its `how`; it is no longer due then."""
+        if not self._entries:
+            return None
+        rank = self._recording.rank
+        for entry in self._entries:
+            pattern, _, how = entry.get("point", "").rpartition(":")
+            if how in points and entry["step"] <= steps + self.offset and entry["rank"] == rank and matches(path, pattern):
+                self._entries.remove(entry)
+                return {**entry, "how": how}
+        return None
+
+    def carry_out_inside(self, entry: Dict[str, Any], steps: int, path: str) -> None:
+        """The file `path` is as planned."""
+        self._carry_out(entry, steps, path=path, how=entry["how"])
 
     def at_save(self, steps: int) -> None:
         """Before a save whose files are not known by name."""
@@ -142,16 +156,23 @@ class Faults:
             return None
         rank = self._recording.rank
         for entry in self._entries:
-            if entry["moment"] == moment and entry["step"] == step + self.offset and entry["rank"] == rank:
+            if entry["moment"] == moment and entry["step"] == step + self.offset and entry["rank"] == rank and not entry.get("point"):
                 self._entries.remove(entry)
                 return entry
         return None
 
-    def _carry_out(self, entry: Dict[str, Any], step: int) -> None:
-        self._recording.write("strike", index=entry.get("index", 0), kind=entry["kind"], moment=entry["moment"], step=step + self.offset)
+    def _carry_out(self, entry: Dict[str, Any], step: int, **more: Any) -> None:
+        known = {"index": entry.get("index", 0), "kind": entry["kind"], "moment": entry["moment"], "step": step + self.offset}
+        self._recording.write("strike", **known, **more)
         act = ACTS.get(entry["kind"])
         if act is not None:
             act()
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whether `path`, or its last part, is what `pattern` says: * stands for anything, # for digits."""
+    expression = re.escape(pattern).replace(r"\*", ".*").replace(r"\#", r"\d+").replace("#", r"\d+")
+    return bool(re.fullmatch(expression, path) or re.fullmatch(expression, path.rsplit("/", 1)[-1]))
 
 
 def _carried_out(recording: Recording) -> Set[int]:

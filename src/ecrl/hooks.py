@@ -14,9 +14,10 @@ import threading
 from collections import deque
 from typing import Any, Callable, Dict, List, Optional, Set
 
+from ecrl import files
 from ecrl.door import patch_module_call
 from ecrl.recording import MAX_IDS, current
-from ecrl.saves import patch_dcp, patch_lightning, patch_renames, patch_serialization
+from ecrl.saves import patch_dcp, patch_lightning, patch_renames, patch_serialization, patch_signals
 from ecrl.steps import StepRecorder, own, quietly, recorder, with_planned_failures
 
 Patch = Callable[[Any], None]
@@ -218,6 +219,7 @@ PATCHES: Dict[str, Patch] = {
     "torchdata.stateful_dataloader.stateful_dataloader": patch_stateful_loader,
     "lightning.fabric.plugins.io.torch_io": patch_lightning,
     "lightning_fabric.plugins.io.torch_io": patch_lightning,
+    **files.PATCHES,
 }
 
 
@@ -271,6 +273,8 @@ def install() -> None:
         return
     _installed = True
     patch_renames()
+    patch_signals()
+    files.install()
     for name in PATCHES:
         if name in sys.modules:
             apply(name, sys.modules[name])

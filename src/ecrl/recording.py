@@ -10,6 +10,7 @@ Format 1 (documented in docs/recording.md; unknown keys are allowed):
     step     an optimizer step: batches, losses, lr, scale, digests after it
     save     a checkpoint: begun, then done; load: read
     call     something that restores or moves a position: set_epoch, load_state_dict, ...
+    file     an operation on a file of the arm's folder
     strike   a planned failure, written before it
     trouble  the recorder could not see something: what, and why
 """
@@ -78,7 +79,7 @@ def rank_of_this_process() -> int:
             return int(distributed.get_rank())
     except Exception:  # a group that is being taken apart
         pass
-    return _from_environment(("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"), 0)
+    return _from_environment(_RANKS, 0)
 
 
 def world_size() -> int:
@@ -94,6 +95,20 @@ def world_size() -> int:
 def attempt_number() -> int:
     """The launch that this process belongs to: those of the auditor, and the restarts that torchrun does by itself."""
     return _from_environment((ATTEMPT,), 0) + _from_environment(("TORCHELASTIC_RESTART_COUNT",), 0)
+
+
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+def rank_is_known() -> bool:
+    """Whether the launcher or torch.distributed has told this process its rank."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return True
+    except Exception:  # half imported
+        pass
+    return any(os.environ.get(name, "").isdigit() for name in _RANKS)
 
 
 def _from_environment(names: Any, default: int) -> int:
@@ -135,6 +150,23 @@ class Recording:
             if record != "batch" or now - self._wrote > _HELD_S:
                 os.write(self._fd, "".join(self._held).encode("utf-8", "replace"))
                 self._held, self._wrote = [], now
+        except Exception as error:
+            self.broken = True
+            sys.stderr.write("ecrl: this process is no longer recorded (%s: %s)\n" % (type(error).__name__, error))
+
+    @property
+    def opened(self) -> bool:
+        """Whether anything is written yet."""
+        return self._fd >= 0
+
+    def append(self, record: str, /, **fields: Any) -> None:
+        """Append one line, from any thread: nothing that is held for another is touched."""
+        if self.broken:
+            return
+        try:
+            if self._fd < 0:
+                self._open()
+            os.write(self._fd, (_encode({"type": record, **fields}) + "\n").encode("utf-8", "replace"))
         except Exception as error:
             self.broken = True
             sys.stderr.write("ecrl: this process is no longer recorded (%s: %s)\n" % (type(error).__name__, error))

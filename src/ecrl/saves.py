@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 import threading
 import time
 from typing import Any, Dict
 
-from ecrl import steps
+from ecrl import files, steps
 from ecrl.steps import StepRecorder, own, quietly, recorder, with_planned_failures
 
 
@@ -19,16 +20,17 @@ def patch_serialization(torch: Any) -> None:
     @functools.wraps(save)
     def saving(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         found, path = recorder(), path_of(f)
-        if found is None or not path or getattr(own, "saving", False):
+        if found is None or not path:
             return save(obj, f, *args, **kwargs)
+        write = functools.partial(save, obj, f, *args, **kwargs)
+        by_path = isinstance(f, (str, os.PathLike))  # a file that the job has opened itself is followed to where it is closed
+        if getattr(own, "saving", False):
+            return files.writing(path, write) if by_path else write()
         own.saving = True
         began = time.monotonic()
         try:
             quietly("save", lambda found: found.save_begins(path))
-            with_planned_failures(
-                "save", lambda found: found.faults.in_save(found.steps, lambda: save(obj, path + ".ecrl-whole", *args, **kwargs), path)
-            )
-            result = save(obj, f, *args, **kwargs)
+            result = files.writing(path, write) if by_path else write()
         finally:
             own.saving = False
         seconds = time.monotonic() - began
@@ -156,5 +158,31 @@ class FollowedRename:
 
     def __call__(self, src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
         self._original(src, dst, *args, **kwargs)
+        files.renamed(dst)
         if steps.existing is not None:
             quietly("rename", lambda found: found.renamed(src, dst))
+
+
+def patch_signals() -> None:
+    """A handler of SIGTERM: the job means to do something before it is stopped."""
+    original = signal.signal
+
+    @functools.wraps(original)
+    def installing(number: Any, handler: Any) -> Any:
+        result = original(number, handler)
+        if number == signal.SIGTERM and callable(handler):
+            _tell_handler()
+        return result
+
+    signal.signal = installing  # type: ignore[assignment]
+
+
+def _tell_handler() -> None:
+    """Nothing is opened for that: launchers, which train nothing, have handlers too."""
+    found = files.events()
+    if found is not None:
+        try:
+            follower = found.follower()
+            found.tell("call", what="signal.signal", signal=int(signal.SIGTERM), after_step=follower.steps if follower is not None else 0)
+        except Exception as error:
+            found.recording.trouble("signal", error)

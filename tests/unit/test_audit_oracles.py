@@ -195,7 +195,7 @@ def test_a_step_that_the_job_tells_of_stands_for_the_one_that_was_seen(tmp_path:
     """`rec.step(...)` in a job whose optimizer the recorder sees as well: one step, with the job's number and all that was seen."""
 
     def lines(first: int, last: int) -> list[dict[str, Any]]:
-        seen = attempt_lines(0, first - 1, last)
+        seen = [line | {"world_size": 1} if line["type"] == "process" else line for line in attempt_lines(0, first - 1, last)]
         return [told_too for line in seen for told_too in ([line, declared(first, line)] if line["type"] == "step" else [line])]
 
     def declared(first: int, line: dict[str, Any]) -> dict[str, Any]:

@@ -236,7 +236,7 @@ def test_the_recorder_is_written_in_python_3_9(tmp_path: Path) -> None:
         assert not any(isinstance(node, ast.Match) for node in ast.walk(ast.parse(path.read_text())))
 
 
-@pytest.mark.parametrize(("missing", "name"), [(["xxhash"], "blake3/v5"), (["xxhash", "blake3"], "blake2b_128/v5")])
+@pytest.mark.parametrize(("missing", "name"), [(["xxhash"], "blake3/v6"), (["xxhash", "blake3"], "blake2b_128/v6")])
 def test_digests_are_taken_by_the_fastest_that_there_is(missing: list[str], name: str) -> None:
     code = f"import sys; sys.modules |= dict.fromkeys({missing}); from ecrl import digests; print(digests.NAME, digests.of_named([('a', 1)]) != '')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -411,12 +411,16 @@ def test_a_session_digests_what_the_job_watches(monkeypatch: pytest.MonkeyPatch,
 
 def test_a_step_that_the_job_tells_of_has_the_number_of_the_whole_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The recorder's own count begins anew with each attempt: attempt 1 went on after step 8, and what it calls step 2 is step 10."""
-    told = {"type": "step", "declared": True, "step": 10, "params": "aa", "optimizer": "bb"}
-    seen = {"type": "step", "step": 4, "params": "cc", "optimizer": "dd"}
-    start = {"type": "start", "resumed_after": 8, "params": "xx", "optimizer": "yy"}
+
+    def state(params: str, optimizer: str) -> dict[str, dict[str, str]]:
+        return {"SGD[2]": {"params": params, "optimizer": optimizer}}
+
+    told = {"type": "step", "declared": True, "step": 10, "objects": state("aa", "bb")}
+    seen = {"type": "step", "step": 4, "objects": state("cc", "dd")}
+    start = {"type": "start", "resumed_after": 8, "objects": state("xx", "yy")}
     write(tmp_path, 1, 0, [start, told, seen])
     monkeypatch.setenv("ECRL_ATTEMPT", "2")
-    assert [Faults(Recording(str(tmp_path)), []).resumed_after(*state) for state in (("aa", "bb"), ("cc", "dd"))] == [10, 12]
+    assert [Faults(Recording(str(tmp_path)), []).resumed_after(state(*parts)) for parts in (("aa", "bb"), ("cc", "dd"))] == [10, 12]
 
 
 def test_without_a_folder_a_session_does_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

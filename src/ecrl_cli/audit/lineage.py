@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ecrl_cli.audit.records import Arm, Process
+from ecrl_cli.audit.saving import checkpoints, reads
 from ecrl_cli.audit.steps import Optimizers, OptimizerState, Step
 
 _DIGITS = re.compile(r"\d+")
@@ -26,6 +27,18 @@ class Moment:
     when: str
     optimizers: Optimizers
     who: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A finished checkpoint: files that were written together after step `step`."""
+
+    step: int
+    paths: tuple[str, ...]
+
+    @property
+    def families(self) -> frozenset[str]:
+        return frozenset(family(path) for path in self.paths)
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,7 @@ class Path:
     resumed: list[Resumed]
     offsets: dict[int, int]
     resized: frozenset[int] = frozenset()  # attempts with another number of processes than the first
-    saves: tuple[tuple[int, str], ...] = ()  # finished checkpoints: after which step, and the path
+    saves: tuple[Saved, ...] = ()
 
     @property
     def last(self) -> int:
@@ -91,51 +104,24 @@ def path_of(arm: Arm, undisturbed: Path | None = None) -> Path:
     resumed: list[Resumed] = []
     offsets: dict[int, int] = {}
     moments = undisturbed.moments() if undisturbed is not None else []
-    saves: list[tuple[int, str]] = []
+    saves: list[Saved] = []
     sizes = {number: max((process.world_size for process in processes), default=0) for number, processes in arm.attempts.items()}
     first = next((sizes[number] for number in sorted(sizes) if sizes[number]), 0)
     resized = frozenset(number for number, size in sizes.items() if size not in (0, first))
-    writers = _writers(arm, sizes)
-    first_save = min((step for step, _ in undisturbed.saves), default=None) if undisturbed is not None else None
+    saved, read = checkpoints(arm), reads(arm)
+    first_save = min((save.step for save in undisturbed.saves), default=None) if undisturbed is not None else None
     for number in sorted(arm.attempts):
         processes = arm.attempts[number]
-        begun = _resumed(number, processes, moments, saves, first_save) if offsets else Resumed(number, 0, "first", (), None)
+        loaded = tuple(dict.fromkeys(one.path for one in read if one.attempt == number))
+        begun = _resumed((number, processes), loaded, moments, saves, first_save) if offsets else Resumed(number, 0, "first", (), None)
         if offsets:
             resumed.append(begun)
         offset = offsets[number] = begun.after or 0
         _overwrite(steps, again, processes, (number, sizes), offset)
         for process in processes:
             moments += _moments(process, offset)
-        finished: dict[tuple[int, str], set[tuple[str, int]]] = {}
-        for path, rank, step in _finished(processes):
-            finished.setdefault((step, _checkpoint(path)), set()).add((path, rank))
-        for (step, checkpoint), parts in finished.items():
-            if {(family(path), rank) for path, rank in parts} >= writers[sizes[number], checkpoint]:
-                saves += [(offset + step, path) for path, _ in parts]
+        saves += [Saved(offset + one.step, one.paths) for one in saved if one.attempt == number and one.finished and not one.overlapped]
     return Path(steps, again, resumed, offsets, resized, tuple(saves))
-
-
-def _finished(processes: list[Process]) -> Iterator[tuple[str, int, int]]:
-    """Path, rank and step of the attempt for each file or folder that a process has finished."""
-    for process in processes:
-        for save in process.saves:
-            if save.get("done") and not save.get("overlapped"):
-                yield str(save.get("path", "")), process.rank, save["after_step"]
-
-
-def _writers(arm: Arm, sizes: dict[int, int]) -> dict[tuple[int, str], set[tuple[str, int]]]:
-    """By number of processes and kind of checkpoint, its parts and the ranks that write them: it is finished when all of them are."""
-    found: dict[tuple[int, str], set[tuple[str, int]]] = {}
-    for number, processes in arm.attempts.items():
-        for path, rank, _ in _finished(processes):
-            found.setdefault((sizes[number], _checkpoint(path)), set()).add((family(path), rank))
-    return found
-
-
-def _checkpoint(path: str) -> str:
-    """The kind of checkpoint that `path` is a part of: the folder, if that is numbered, else the file."""
-    folder = family(path).rpartition("/")[0]
-    return folder if "#" in folder.rpartition("/")[2] else family(path)
 
 
 def _overwrite(steps: Any, again: Any, processes: list[Process], made: tuple[int, dict[int, int]], offset: int) -> None:
@@ -176,10 +162,10 @@ def _moments_of(step: Step, number: int) -> Iterator[Moment]:
         yield Moment(number, BEHIND, step.optimizers)
 
 
-def _resumed(attempt: int, processes: list[Process], moments: list[Moment], saves: list[tuple[int, str]], first_save: int | None) -> Resumed:
-    loaded = tuple(dict.fromkeys(str(load.get("path", "")) for process in processes for load in process.loads))
-    families = {family(path) for path in loaded}
-    newest = max((step for step, path in saves if not families or family(path) in families), default=None)
+def _resumed(made: tuple[int, list[Process]], loaded: tuple[str, ...], moments: list[Moment], saves: list[Saved], first_save: int | None) -> Resumed:
+    """How the attempt `made` (number, processes) began, which read the files `loaded`."""
+    attempt, processes = made
+    newest = _newest(saves, loaded)
     began = {process.rank: state for process in processes if (state := _began(process))}
     declared = [process.steps[0].number - 1 for process in processes if process.steps and process.steps[0].declared]
     base = Resumed(attempt, None, "nothing", loaded, newest, began=began, moments=tuple(moments), first_save=first_save)
@@ -195,6 +181,13 @@ def _resumed(attempt: int, processes: list[Process], moments: list[Moment], save
     if loaded and newest is not None:
         return _at(base, newest, "load")
     return base
+
+
+def _newest(saves: list[Saved], loaded: tuple[str, ...]) -> int | None:
+    """The step of the newest finished checkpoint, of those that hold all kinds of files that were read: a file that the job writes more often, or
+    beside its checkpoints (the best model), is none."""
+    kinds = frozenset(family(path) for path in loaded) & frozenset(kind for save in saves for kind in save.families)
+    return max((save.step for save in saves if save.families >= kinds), default=None)
 
 
 def _began(process: Process) -> Optimizers:

@@ -48,9 +48,9 @@ class Process:
     saves: list[dict[str, Any]] = field(default_factory=list)
     loads: list[dict[str, Any]] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
+    files: list[dict[str, Any]] = field(default_factory=list)  # operations on files of the arm's folder, in their order
     epochs: list[int] = field(default_factory=list)
     skips: list[int] = field(default_factory=list)  # after which steps the gradient scaler left a window out
-    files: list[dict[str, Any]] = field(default_factory=list)  # what it opened, renamed and removed below {dir}
     taken_back: int = 0  # steps that the job has undone itself
     told: Optimizers | None = None  # what the record says of the optimizers so far
     faults: list[dict[str, Any]] = field(default_factory=list)
@@ -85,13 +85,17 @@ class Launch:
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm; `launches` is empty if ECRL did not run it. `planned`: the failures that were planned for it, in words, by their number."""
+    """One arm; `launches` is empty if ECRL did not run it. `planned`: the failures that were planned for it, in words, by their number.
+
+    `others`: by attempt, processes that trained nothing and have file events on record: they wrote or read checkpoints, or died before a step.
+    """
 
     name: str
     folder: Path
     attempts: dict[int, list[Process]]
     launches: tuple[Launch, ...] = ()
     planned: Mapping[int, str] = field(default_factory=dict)
+    others: Mapping[int, list[Process]] = field(default_factory=dict)
 
     @property
     def processes(self) -> list[Process]:
@@ -106,6 +110,7 @@ class Arm:
 def read_arm(folder: Path) -> Arm:
     """The records under `folder`. EvidenceMissing if there are none; RecordError, naming the file, for what cannot be read."""
     attempts: dict[int, list[Process]] = {}
+    others: dict[int, list[Process]] = {}
     read = 0
     for child in sorted(folder.iterdir()):
         match = _ATTEMPT.match(child.name)
@@ -120,9 +125,10 @@ def read_arm(folder: Path) -> Arm:
         found = [read_process(path, int(match[1])) for path in files]
         trained = [process for process in found if process.steps or process.start or process.troubles]
         attempts[int(match[1])] = sorted(trained, key=lambda process: (process.rank, process.path))
+        others[int(match[1])] = [process for process in found if process.files and process not in trained]
     if not any(attempts.values()):
         raise EvidenceMissing(str(folder), "no step is on record", "was the command a torch job? python -I, -E and -S keep the recorder out")
-    return Arm(folder.name, folder, attempts, *_watched_from_outside(folder / "arm.json"))
+    return Arm(folder.name, folder, attempts, *_watched_from_outside(folder / "arm.json"), others=others)
 
 
 def _watched_from_outside(path: Path) -> tuple[tuple[Launch, ...], dict[int, str]]:
@@ -200,7 +206,7 @@ def _take(process: Process, batches: dict[int, Batch], line: dict[str, Any]) -> 
     elif kind == "trouble":
         process.troubles.append(f"{line.get('what')}: {line.get('error')}")
     else:
-        into = {"save": process.saves, "load": process.loads, "call": process.calls, "strike": process.faults, "file": process.files}.get(kind)
+        into = {"save": process.saves, "load": process.loads, "call": process.calls, "file": process.files, "strike": process.faults}.get(kind)
         if into is not None:  # unknown types come from later versions
             line["after_step"] = count_of(line.get("after_step", len(process.steps)))
             if kind == "strike":

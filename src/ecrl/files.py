@@ -1,0 +1,484 @@
+"""File events of the job below the folder of its arm (ECRL_ARM_DIR): opening to write and to read, renaming, removing, linking, truncating.
+
+Python's own audit events show them, in any thread; writers in C++, which raise none, are wrapped. A planned failure inside a save is injected here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import re
+import stat
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+from ecrl import steps
+from ecrl.faults import POINTS, PlannedFailure
+from ecrl.recording import Recording, current, rank_is_known
+
+ARM_DIR = "ECRL_ARM_DIR"
+MAX_LINES, MAX_READS = 20_000, 2_000  # of one process
+_PER_PATH = {"append": 3, "read": 8}  # lines of one path before they become rare; of other operations _MANY
+_MANY = 1_000
+_HELD = 500  # events that wait for the rank of their process to be known
+_LOOKS = 16  # steps after which a file that stays open is no part of a save
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_SLOW_WRITER_S = 1.0  # how long a torn file of another thread waits for the training thread to get on
+# Suffixes of files that hold no state of a training job. Of JSON and YAML nobody knows; a checkpoint has another file beside them.
+_TEXT = re.compile(
+    r"(?i)(\.(log|out|err|txt|csv|tsv|md|rst|html?|jsonl|ndjson|json|ya?ml|toml|ini|cfg|py|pyc|sh|lock|pid|png|jpe?g|gif|svg|pdf|mp4|wav|db|"
+    r"sqlite3?|wandb)|tfevents\.[^/]*)(\.(tmp|part|partial|new))?$"
+)
+
+
+def looks_binary(path: str) -> bool:
+    """Whether a file of this name may hold a checkpoint: it is no log, no table, no text, no picture."""
+    return not _TEXT.search(path)
+
+
+class FileEvents:
+    """The file events of one process."""
+
+    def __init__(self, recording: Recording, folder: str) -> None:
+        self.recording, self.pid = recording, os.getpid()
+        self.roots = tuple(dict.fromkeys((os.path.abspath(folder) + os.sep, os.path.realpath(folder) + os.sep)))
+        self._held: List[Tuple[str, Dict[str, Any]]] = []
+        self._counts: Dict[Tuple[str, str], Tuple[int, int]] = {}  # lines of an operation on a path, and the step of the last one
+        self._lines = {"read": 0, "other": 0}
+        self._open: Dict[str, List[Any]] = {}  # by path: step, thread and time of opening, looks at it since
+        self.pending: Dict[str, Dict[str, Any]] = {}  # by path, the planned failure that waits for it to be closed
+
+    # -- the record
+
+    def relative(self, path: str) -> str:
+        """Relative to the arm's folder, if `path` lies below it; else `path`."""
+        for root in self.roots:
+            if path.startswith(root):
+                return path[len(root) :]
+        return path
+
+    def inside(self, path: str) -> bool:
+        return path.startswith(self.roots)
+
+    def note(self, op: str, path: str, to: str = "", opened: Optional[List[Any]] = None, append: bool = False) -> None:
+        """A line for an operation on `path` (absolute). `opened`: where and when it was opened, if that counts."""
+        found = self.follower()
+        after = opened[0] if opened else found.steps if found is not None else 0
+        kind, place = "read" if op == "read" else "other", self.relative(path)
+        if not self._due("append" if append else op, to or path, after) or self._lines[kind] > (MAX_READS if kind == "read" else MAX_LINES):
+            return
+        self._lines[kind] += 1
+        if self._lines[kind] > (MAX_READS if kind == "read" else MAX_LINES):
+            text = "more file events (%s) than are recorded: no further ones" % kind
+            self.tell("note", what="files", text=text, after_step=after)
+            return
+        fields: Dict[str, Any] = {"op": op, "path": place, "after_step": after}
+        if to:
+            fields["to"] = self.relative(to)
+        if append:
+            fields["append"] = True
+        if self.in_another_thread(found, opened[1] if opened else threading.get_ident()):
+            fields["overlapped"] = True
+        self.tell("file", **fields)
+
+    def _due(self, op: str, path: str, after: int) -> bool:
+        """Whether the operation gets a line: once a step, and ever more rarely where it is repeated without end."""
+        lines, last = self._counts.get((op, path), (0, -1))
+        if last == after or (lines >= _PER_PATH.get(op, _MANY) and after < 2 * last):
+            return False
+        self._counts[op, path] = (lines + 1, after)
+        return True
+
+    def tell(self, record: str, **fields: Any) -> None:
+        """Write a line; held back until the process's rank is known, by which its record is named."""
+        self._held.append((record, {"at": time.monotonic(), "time": time.time(), **fields}))
+        if self.recording.opened or rank_is_known() or len(self._held) > _HELD:
+            self.flush()
+
+    def flush(self) -> None:
+        held, self._held = self._held, []
+        for record, fields in held:
+            self.recording.append(record, **fields)
+
+    def at_exit(self) -> None:
+        if self.pid == os.getpid():
+            self.look(final=True)
+            if any(record == "file" for record, _ in self._held):
+                self.flush()
+
+    def follower(self) -> Any:
+        """The recorder of this process's steps, if it has made one."""
+        found = steps.existing
+        return found if found is not None and found.recording is self.recording else None
+
+    @staticmethod
+    def in_another_thread(found: Any, writer: int) -> bool:
+        """Whether the thread `writer` is not the one that trains: what it writes may be the state of an earlier step."""
+        return bool(getattr(found, "thread", 0)) and writer != found.thread
+
+    # -- what happens to files
+
+    def opens(self, path: str, append: bool = False) -> None:
+        """`path` is about to be opened for writing."""
+        self.note("write", path, append=append)
+        self.inject(path, POINTS)
+        if not append:
+            found = self.follower()
+            self._open[path] = [found.steps if found is not None else 0, threading.get_ident(), time.monotonic(), 0]
+            if found is not None:
+                found.faults.look = self.look
+
+    def closed(self, path: str) -> None:
+        """`path` is written."""
+        opened, entry = self._open.pop(path, None), self.pending.pop(path, None)
+        if self.inside(path) and (entry is None or entry["how"] == "after"):  # else it is never whole
+            self.note("closed", path, opened=opened)
+        if entry is not None:
+            self.strike(entry, path)
+
+    def look(self, final: bool = False) -> None:
+        """Which of the files that were opened for writing are closed by now?"""
+        if not self._open:
+            return
+        still, now = open_files(), time.monotonic()
+        for path, opened in list(self._open.items()):
+            sure = final or opened[1] == threading.get_ident() or now - opened[2] > 0.05  # the event comes before the file is opened
+            if sure and os.path.realpath(path) not in still:
+                self.closed(path)
+            else:
+                opened[3] += 1
+                if opened[3] > _LOOKS:
+                    del self._open[path]
+
+    def renames(self, source: str, target: str) -> None:
+        """`source` is about to be called `target`."""
+        if source in self._open:
+            self.closed(source)
+        self.note("rename", source, to=target)
+        self.inject(target, ("before",))
+        found = self.follower()
+        entry = found.faults.at_file(self.relative(target), ("empty", "torn", "after"), found.steps) if found is not None else None
+        if entry is not None:
+            self.pending[target] = entry  # `closed` comes when it is renamed
+
+    def removes(self, op: str, path: str) -> None:
+        self._open.pop(path, None)
+        self.note(op, path)
+        self.inject(path, ("before",))
+
+    # -- planned failures
+
+    def inject(self, path: str, points: Tuple[str, ...]) -> None:
+        """Carry out the failure that is planned for this point, or keep it until the file is closed."""
+        found = self.follower()
+        if found is None or path in self.pending:
+            return
+        entry = found.faults.at_file(self.relative(path), points, found.steps)
+        if entry is None and "torn" in points and looks_binary(path):
+            entry = found.faults.in_save(found.steps)
+        if entry is None:
+            return
+        if entry["how"] in ("before", "empty"):
+            self.strike(entry, path)
+        else:
+            self.pending[path] = entry
+            _Closing.watch(self, path)
+
+    def strike(self, entry: Dict[str, Any], path: str) -> None:
+        """Bring the file to the state that is planned, and carry out the failure. PlannedFailure, where the job is to see an exception."""
+        found = self.follower()
+        _own.busy = True  # what is done here is none of the job's doing
+        try:
+            self.damage(entry["how"], path)
+            if self.in_another_thread(found, threading.get_ident()):
+                _let_training_go_on(found)  # a slow writer: what another thread does meanwhile is done
+        finally:
+            _own.busy = False
+        self.flush()
+        found.faults.carry_out_inside(entry, found.steps, self.relative(path))
+
+    @staticmethod
+    def damage(how: str, path: str) -> None:
+        if how == "empty":
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666))
+        elif how == "torn":
+            with open(path, "r+b") as file:
+                file.truncate(os.fstat(file.fileno()).st_size // 2)
+                file.flush()
+                os.fsync(file.fileno())
+
+
+class _Closing:
+    """Tells when a file that this thread is about to open in Python is closed: at the next call or return in it, before the job does anything else.
+
+    Closing is no audit event. The thread's profile function sees calls; it is left alone where the job has one.
+    """
+
+    def __init__(self, files: FileEvents, path: str) -> None:
+        self._files, self._path, self._descriptor = files, os.path.realpath(path), ""
+        self._name = path
+
+    @classmethod
+    def watch(cls, files: FileEvents, path: str) -> None:
+        if sys.getprofile() is None and os.path.isdir("/proc/self/fd"):
+            sys.setprofile(cls(files, path))
+
+    def __call__(self, frame: Any, event: str, arg: Any) -> None:
+        if self._name not in self._files.pending:
+            sys.setprofile(None)
+        elif not self._descriptor:
+            self._descriptor = next((fd for fd, path in _descriptors() if path == self._path), "")
+        elif _leads_to(self._descriptor) != self._path:
+            sys.setprofile(None)
+            _safely(lambda: self._files.closed(self._name))
+
+
+def _let_training_go_on(found: Any) -> None:
+    """Until the training thread has made a step, or waits for this thread, or has ended."""
+    steps_before, deadline = found.steps, time.monotonic() + _SLOW_WRITER_S
+    while found.steps == steps_before and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def open_files() -> Set[str]:
+    """The paths of this process's open files; where that cannot be known, everything counts as closed."""
+    return {path for _, path in _descriptors()}
+
+
+def _descriptors() -> List[Tuple[str, str]]:
+    """(descriptor, what it leads to) of each open file."""
+    try:
+        return [(name, _leads_to(name)) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        return []
+
+
+def _leads_to(descriptor: str) -> str:
+    try:
+        return os.readlink("/proc/self/fd/" + descriptor)
+    except OSError:
+        return ""
+
+
+_existing: Optional[FileEvents] = None
+_own = threading.local()
+
+
+def events() -> Optional[FileEvents]:
+    """Those of this process; None where nothing is recorded, or in a worker of a loader."""
+    global _existing
+    if _existing is not None and _existing.pid == os.getpid():
+        return _existing if not _in_loader_worker() else None
+    recording, folder = current(), os.environ.get(ARM_DIR)
+    if recording is None or not folder or _in_loader_worker():
+        return None
+    _existing = FileEvents(recording, folder)
+    atexit.register(_existing.at_exit)
+    return _existing
+
+
+def _in_loader_worker() -> bool:
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    return getattr(worker, "_worker_info", None) is not None
+
+
+# -- Python's audit events
+
+
+def _opened(found: FileEvents, args: Any) -> None:
+    path, _, flags = args
+    if flags & _WRITES:
+        if not flags & getattr(os, "O_TMPFILE", 0) & ~getattr(os, "O_DIRECTORY", 0):
+            found.opens(path, append=bool(flags & os.O_APPEND))
+    elif not flags & getattr(os, "O_DIRECTORY", 0) and not path.endswith((".py", ".pyc")) and _is_file(path):
+        found.note("read", path)
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+# By event: where its paths stand, and at which place the folder that each is relative to.
+_PATHS: Dict[str, Tuple[Tuple[int, Optional[int]], ...]] = {
+    "open": ((0, None),),
+    "os.rename": ((0, 2), (1, 3)),
+    "os.remove": ((0, 1),),
+    "os.rmdir": ((0, 1),),
+    "os.mkdir": ((0, 2),),
+    "os.link": ((0, 2), (1, 3)),
+    "os.symlink": ((1, 2),),
+    "os.truncate": ((0, None),),
+}
+
+
+def hook(event: str, args: Any) -> None:
+    """Called for each audit event of the process: what is none of a file is over at once."""
+    places = _PATHS.get(event)
+    if places is None or getattr(_own, "busy", False):
+        return
+    planned = None
+    try:
+        _own.busy = True
+        try:
+            _follow(event, args, places)
+        except PlannedFailure as failure:
+            planned = failure
+        except Exception as error:
+            _say_trouble(error)
+        finally:
+            _own.busy = False
+    except Exception:  # the interpreter shuts down
+        return
+    if planned is not None:
+        raise planned.error from None
+
+
+def _follow(event: str, args: Any, places: Any) -> None:
+    if event == "open" and not isinstance(args[2], int):
+        return
+    paths = [_absolute(args[place], args[base] if base is not None and base < len(args) else -1) for place, base in places]
+    if not any(paths):
+        return
+    found = events()
+    if found is None or not any(found.inside(path) for path in paths):
+        return
+    if found.pending:
+        found.look()
+    if event == "open":
+        _opened(found, (paths[0], *args[1:]))
+    elif event == "os.rename":
+        found.renames(*paths)
+    elif event in ("os.remove", "os.rmdir"):
+        found.removes(event[3:], paths[0])
+    elif event == "os.link":
+        found.note("link", paths[0], to=paths[1])
+        found.inject(paths[1], ("before",))
+    else:
+        if event == "os.mkdir" and os.path.isdir(paths[0]):
+            return
+        found.note(event[3:], paths[0])
+        found.inject(paths[0], ("before",))
+
+
+def _absolute(path: Any, base: Any = -1) -> str:
+    """As text, without `..`; empty for a descriptor, which has no path."""
+    if type(path) is not str:
+        if isinstance(path, os.PathLike):
+            path = os.fspath(path)
+        if isinstance(path, bytes):
+            path = os.fsdecode(path)
+        if not isinstance(path, str):
+            return ""
+    if path.startswith("/") and ".." not in path and "//" not in path and "/./" not in path:
+        return path
+    if isinstance(base, int) and base >= 0 and not os.path.isabs(path):
+        return os.path.normpath(os.path.join(os.readlink("/proc/self/fd/%d" % base), path))
+    return os.path.abspath(path)
+
+
+def _say_trouble(error: BaseException) -> None:
+    """Once."""
+    if getattr(_own, "told", False):
+        return
+    _own.told = True
+    recording = current()
+    if recording is not None:
+        recording.trouble("files", error)
+
+
+# -- writers and readers in C++
+
+
+def writing(path: Any, write: Callable[[], Any]) -> Any:
+    """`write()`, which writes `path` without an event of Python's."""
+    place = _absolute(path) if path else ""
+    found = events() if place else None
+    if found is None:
+        return write()
+    inside = found.inside(place)
+    _safely(lambda: found.opens(place) if inside else found.inject(place, POINTS))
+    result = write()
+    if inside or place in found.pending:
+        _safely(lambda: found.closed(place))
+    return result
+
+
+def reading(path: Any) -> None:
+    """`path` is read without an event of Python's."""
+    place = _absolute(path) if path else ""
+    found = events() if place else None
+    if found is not None and found.inside(place):
+        _safely(lambda: found.note("read", place))
+
+
+def renamed(target: Any) -> None:
+    """`target` has its name now."""
+    found = _existing
+    if found is not None and found.pending and found.pid == os.getpid():
+        place = _absolute(target)
+        if place in found.pending:
+            _safely(lambda: found.closed(place))
+
+
+def _safely(work: Callable[[], Any]) -> None:
+    """A planned failure goes through to the job, an error of the recorder does not."""
+    try:
+        work()
+    except PlannedFailure as planned:
+        raise planned.error from None
+    except Exception as error:
+        _say_trouble(error)
+
+
+def patch_safetensors(module: Any) -> None:
+    """Its writer and its reader, in Rust, before safetensors.torch and others take them by name."""
+    serialize_file, safe_open = module.serialize_file, module.safe_open
+
+    @functools.wraps(serialize_file)
+    def serializing(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+        return writing(filename, lambda: serialize_file(tensors, filename, *args, **kwargs))
+
+    class Kind(type):
+        def __instancecheck__(cls, thing: Any) -> bool:
+            return isinstance(thing, safe_open)
+
+    class Opening(metaclass=Kind):
+        def __new__(cls, filename: Any, *args: Any, **kwargs: Any) -> Any:
+            reading(filename)
+            return safe_open(filename, *args, **kwargs)
+
+    Opening.__name__, Opening.__qualname__, Opening.__doc__ = "safe_open", "safe_open", safe_open.__doc__
+    module.serialize_file, module.safe_open = serializing, Opening
+
+
+def patch_jit(module: Any) -> None:
+    save, load = module.save, module.load
+
+    @functools.wraps(save)
+    def saving(m: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(f, (str, os.PathLike)):
+            return save(m, f, *args, **kwargs)
+        return writing(f, lambda: save(m, f, *args, **kwargs))
+
+    @functools.wraps(load)
+    def loading(f: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(f, (str, os.PathLike)):
+            reading(f)
+        return load(f, *args, **kwargs)
+
+    module.save, module.load = saving, loading
+
+
+PATCHES: Dict[str, Callable[[Any], None]] = {"safetensors": patch_safetensors, "torch.jit._serialization": patch_jit}
+
+
+def install() -> None:
+    """Follow file events from now on, where an arm has a folder."""
+    if os.environ.get(ARM_DIR):
+        sys.addaudithook(hook)
