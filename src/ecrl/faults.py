@@ -213,7 +213,7 @@ def _steps_of(path: str) -> List[Tuple[int, Dict[str, Dict[str, str]]]]:
                 before = line.get("before") or {}
                 told = {**told, **before.get("objects", {})}
                 number = line["step"] + (0 if line.get("declared") else offset)
-                if not line.get("amends") and not line.get("declared"):
+                if "objects" in before and not line.get("declared"):
                     steps.append((number - 1, told))
                 told = line.get("objects") or told
                 if line.get("objects"):

@@ -405,7 +405,7 @@ def test_a_session_digests_what_the_job_watches(monkeypatch: pytest.MonkeyPatch,
         record(arm, False)
     record("struck", True)
     verdict = judge_folder(tmp_path, None, "auto")
-    assert verdict.diagnosis == "differs from step 2 on, first in watched: what the job watches by name was not restored"
+    assert verdict.diagnosis == "differs from step 2 on, first in watched: what the job watches by name was not restored: ema"
     assert verdict.arms[0].path.steps[1][0][1].digests.keys() >= {"params", "watched"}
 
 

@@ -89,10 +89,10 @@ def _finding(
 
 
 def before_failure(arm: Arm) -> Path:
-    """The steps of an arm's first attempt that no failure can have reached."""
+    """The steps of an arm's first attempt that no failure can have reached; none where it is the only one and no failure is on record."""
     number = min(arm.attempts)
     struck = [int(fault.get("step") or 0) for process in arm.attempts[number] for fault in process.faults]
-    end = min(struck, default=None)
+    end = min(struck, default=None if len(arm.attempts) > 1 else 0)
     processes = [replace(process, steps=[step for step in process.steps if end is None or step.number < end]) for process in arm.attempts[number]]
     return path_of(Arm(arm.name, arm.folder, {number: processes}))
 
