@@ -9,7 +9,9 @@ from typing import Any
 
 from ecrl_cli.audit import components, promises, samples
 from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged, judged_arm
+from ecrl_cli.audit.files import read_inventory
 from ecrl_cli.audit.records import MAX_STEP, Arm, read_arm
+from ecrl_cli.audit.same_files import same_files
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import EvidenceMissing, plural
 
@@ -17,7 +19,10 @@ EXIT_CODES = {"valid": 0, "invalid": 1, "unknown": 3}
 # Promises that a valid verdict requires.
 REQUIRED = ("exactly once", "same trajectory", "same end")
 # Promises ordered by cause: the earliest broken one is the diagnosis.
-_CAUSES = ("exactly once", "same input", "restored", "right checkpoint", "same trajectory", "same end", "state used", "progress", "deterministic")
+_CAUSES = (
+    *("exactly once", "same input", "restored", "right checkpoint", "same trajectory", "same end", "same files"),
+    *("state used", "progress", "deterministic"),
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,7 @@ def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto"
     stable = not findings or findings[0].status != UNKNOWN
     reference = undisturbed[0] if undisturbed else None
     every = [judged_arm(arm, reference, components.unseeded(undisturbed)) for arm in faulted]
+    inventories = [read_inventory(judged.arm.folder) for judged in undisturbed]
     arms = [judged for judged in every if judged.arm.name != promises.COLD]
     started_cold = next((judged for judged in every if judged.arm.name == promises.COLD), None)
     for judged in arms:
@@ -86,6 +92,7 @@ def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto"
             promises.right_checkpoint(judged),
             promises.same_trajectory(judged, reference, stable),
             promises.same_end(judged, reference, stable),
+            same_files(inventories, judged, stable),
             promises.progress(judged),
         ]
     troubles = _troubles([*undisturbed, *arms])
