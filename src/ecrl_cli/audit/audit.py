@@ -11,6 +11,7 @@ from typing import Any
 
 from ecrl_cli.audit.components import judged_arm
 from ecrl_cli.audit.costs import costs_of
+from ecrl_cli.audit.files import write_inventory
 from ecrl_cli.audit.lineage import path_of
 from ecrl_cli.audit.page import page
 from ecrl_cli.audit.plan import PlannedArm, PlannedFault, planned_arms
@@ -86,6 +87,7 @@ def _references(job: Job, config: AuditConfig, folder: Path, say: Say) -> list[A
         launches = run_arm(undisturbed, folder / name, (), say)
         if launches[-1].exit_code != 0:
             raise failed(folder / name, launches[-1])
+        write_inventory(folder / name)
         found.append(read_arm(folder / name))
     return found
 
@@ -96,6 +98,7 @@ def _faulted(job: Job, planned: PlannedArm, folder: Path, say: Say) -> Arm:
     if not planned.elastic:
         job = replace(job, keys=replace(job.keys, elastic=""))
     run_arm(job, folder / planned.name, planned.faults, say)
+    write_inventory(folder / planned.name)
     return read_arm(folder / planned.name)
 
 

@@ -10,8 +10,10 @@ from typing import Any
 from ecrl_cli.audit import components, promises, samples
 from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged, judged_arm
 from ecrl_cli.audit.determinism import Determinism, determinism
+from ecrl_cli.audit.files import read_inventory
 from ecrl_cli.audit.records import Arm, read_arm
 from ecrl_cli.audit.restored import restored
+from ecrl_cli.audit.same_files import same_files
 from ecrl_cli.audit.steps import MAX_STEP
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import EvidenceMissing, plural
@@ -27,6 +29,7 @@ _CAUSES = (
     "right checkpoint",
     "same trajectory",
     "same end",
+    "same files",
     "state used",
     "progress",
     "complete record",
@@ -91,12 +94,13 @@ def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto"
         findings += [f for f in [_completed(judged), promises.complete_record(judged)] if f is not None and f.status != KEPT]
     reference = undisturbed[0] if undisturbed else None
     ignored = components.unseeded(undisturbed)
+    inventories = [read_inventory(judged.arm.folder) for judged in undisturbed]
     arms = [judged_arm(arm, reference, ignored) for arm in struck]
     cold = judged_arm(started_cold, reference, ignored) if started_cold is not None else None
     for judged in arms:
         if cold is not None:
             findings.append(promises.state_used(judged, cold, reference))
-        findings += of_arm(judged, reference, steady, order)
+        findings += [*of_arm(judged, reference, steady, order), same_files(inventories, judged, steady.exact)]
     troubles = _troubles([*undisturbed, *arms])
     return _verdict(findings, troubles, arms, undisturbed)
 

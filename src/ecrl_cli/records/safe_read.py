@@ -20,14 +20,14 @@ _PIECE = 2**20
 
 def read_whole(path: Path, limit: int = MAX_DOCUMENT) -> bytes:
     """The bytes of `path`. RecordError, before anything is read, unless it is a regular file of at most `limit` bytes; OSError as from `open`."""
-    with _opened(path, limit) as fd:
+    with opened(path, limit) as fd:
         return _read(fd, limit)
 
 
 def read_lines(path: Path, limit: int = MAX_JOURNAL) -> Iterator[tuple[bytes, bool]]:
     """Each line without its newline, and whether it had one: the last may be torn. RecordError as `read_whole`, and for a line of more than
     MAX_LINE bytes."""
-    with _opened(path, limit) as fd:
+    with opened(path, limit) as fd:
         rest, left = b"", limit
         while left > 0 and (piece := os.read(fd, min(_PIECE, left))):
             left -= len(piece)
@@ -41,7 +41,8 @@ def read_lines(path: Path, limit: int = MAX_JOURNAL) -> Iterator[tuple[bytes, bo
 
 
 @contextmanager
-def _opened(path: Path, limit: int) -> Iterator[int]:
+def opened(path: Path, limit: int) -> Iterator[int]:
+    """A descriptor to read `path` by. RecordError unless it is a regular file of at most `limit` bytes; OSError as from `open`."""
     mode = path.lstat().st_mode
     if stat.S_ISLNK(mode):
         raise RecordError(path.name, "is a symbolic link", "put the file itself there")

@@ -97,7 +97,7 @@ class _Archive:
     def __init__(self, read: Read, entry: PartEntry, longest: int) -> None:
         self._read, self._size = read, entry.bytes
         # the directory of the zip takes some 100 bytes for each entry, and is read twice at most
-        window = _Window(read, entry.bytes, longest + 2**18 + 1024 * len(entry.tensors))
+        window = Window(read, entry.bytes, longest + 2**18 + 1024 * len(entry.tensors))
         try:
             self._open(window, longest)
         except ValueError:
@@ -105,7 +105,7 @@ class _Archive:
         except Exception as error:  # zipfile raises many types for damaged files
             raise ValueError(f"not a zip file as torch.save writes it ({type(error).__name__}: {str(error)[:80]})") from error
 
-    def _open(self, window: _Window, longest: int) -> None:
+    def _open(self, window: Window, longest: int) -> None:
         with zipfile.ZipFile(cast(IO[bytes], window)) as archive:
             entries = archive.infolist()
             prefix = next((info.filename.removesuffix(_PICKLE) for info in entries if info.filename.endswith("/" + _PICKLE)), "")
@@ -138,12 +138,16 @@ class _Archive:
         return TensorPlace(spec, offset)
 
 
-class _Window(io.RawIOBase):
+class Window(io.RawIOBase):
     """A file object for zipfile that reads at most `limit` bytes in total; ValueError beyond."""
 
     def __init__(self, read: Read, size: int, limit: int) -> None:
         super().__init__()
         self._read, self._size, self._left, self._at = read, size, limit, 0
+
+    def allow(self, more: int) -> None:
+        """Let `more` bytes be read beyond the limit."""
+        self._left += more
 
     def seekable(self) -> bool:
         return True

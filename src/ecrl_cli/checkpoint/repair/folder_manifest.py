@@ -197,10 +197,10 @@ def examine(fs: Fs, folder: int, name: str, algorithm: str, max_bytes: int) -> F
         whole = streamed(algorithm, b"", pieces(fs, fd, 0, size))
         try:
             if name.endswith(".safetensors"):
-                return FileFacts(size, whole, dict(_of_safetensors(fs, fd, size, algorithm)))
+                return FileFacts(size, whole, dict(safetensors_facts(fs, fd, size, algorithm)))
             if name.endswith((".npz", ".npy")):
                 with open(fd, "rb", closefd=False) as file:
-                    found = _of_npz(file, algorithm, max_bytes) if name.endswith(".npz") else iter([("", _array(file, algorithm, max_bytes)[0])])
+                    found = npz_facts(file, algorithm, max_bytes) if name.endswith(".npz") else iter([("", npy_facts(file, algorithm, max_bytes)[0])])
                     return FileFacts(size, whole, dict(found))
         except Exception as error:  # zipfile, zlib and numpy raise many types for damaged files
             return FileFacts(size, whole, problem=first_line(error, 160))
@@ -209,7 +209,8 @@ def examine(fs: Fs, folder: int, name: str, algorithm: str, max_bytes: int) -> F
         fs.close(fd)
 
 
-def _of_safetensors(fs: Fs, fd: int, size: int, algorithm: str) -> Iterator[tuple[str, TensorFacts]]:
+def safetensors_facts(fs: Fs, fd: int, size: int, algorithm: str) -> Iterator[tuple[str, TensorFacts]]:
+    """The tensors of a safetensors file by name. ValueError where header and size disagree."""
     if size < 8:
         raise ValueError("no safetensors file")
     length = header_length(bytes(fill(fs, fd, memoryview(bytearray(8)), 0)), size)
@@ -249,7 +250,8 @@ def _span(name: str, entry: Any) -> tuple[int, int]:
     return begin, end
 
 
-def _of_npz(file: IO[bytes], algorithm: str, max_bytes: int) -> Iterator[tuple[str, TensorFacts]]:
+def npz_facts(file: IO[bytes], algorithm: str, max_bytes: int) -> Iterator[tuple[str, TensorFacts]]:
+    """The arrays of a .npz file by name; at most `max_bytes` are unpacked."""
     with zipfile.ZipFile(file) as archive:
         names = archive.namelist()
         if len(set(names)) != len(names):
@@ -257,12 +259,12 @@ def _of_npz(file: IO[bytes], algorithm: str, max_bytes: int) -> Iterator[tuple[s
         left = max_bytes
         for name in names:
             with archive.open(name) as member:
-                facts, size = _array(member, algorithm, left)
+                facts, size = npy_facts(member, algorithm, left)
             left -= size
             yield name.removesuffix(".npy"), facts
 
 
-def _array(file: IO[bytes], algorithm: str, most: int) -> tuple[TensorFacts, int]:
+def npy_facts(file: IO[bytes], algorithm: str, most: int) -> tuple[TensorFacts, int]:
     """One array in numpy's format and its bytes, read piece by piece: what a header promises is not allocated; at most `most` are unpacked."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
