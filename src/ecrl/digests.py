@@ -323,7 +323,8 @@ def _tensors_at(value: Any, path: str, depth: int) -> Iterator[Tuple[str, Any]]:
 
 
 def shortened(entered: List[str]) -> List[str]:
-    """At most MOST_FORWARDS digests: the rest as one."""
+    """At most MOST_FORWARDS digests: the earlier ones as one."""
     if len(entered) <= MOST_FORWARDS:
         return entered
-    return entered[: MOST_FORWARDS - 1] + [of_named((str(n), text) for n, text in enumerate(entered[MOST_FORWARDS - 1 :]))]
+    earlier = entered[: -MOST_FORWARDS + 1]
+    return [of_named((str(number), text) for number, text in enumerate(earlier)), *entered[-MOST_FORWARDS + 1 :]]

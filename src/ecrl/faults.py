@@ -86,9 +86,10 @@ class Faults:
         return self.offset
 
     def _earlier(self) -> List[Tuple[int, Dict[str, Dict[str, str]]]]:
-        """(step of the job, state by optimizer) of every step that earlier attempts recorded, of any rank."""
+        """(step of the job, state by optimizer) of every step that earlier attempts recorded, of any rank, and the undisturbed run: a killed attempt may
+        not have lived to record what it left."""
         seen: List[Tuple[int, Dict[str, Dict[str, str]]]] = []
-        for path in _earlier_files(self._recording):
+        for path in _earlier_files(self._recording) + _undisturbed_files(self._recording):
             seen += _steps_of(path)
         return seen
 
@@ -194,6 +195,13 @@ def _earlier_files(recording: Recording) -> List[str]:
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
         found += [os.path.join(folder, name) for name in names if name.endswith(".jsonl")]
     return found
+
+
+def _undisturbed_files(recording: Recording) -> List[str]:
+    """The records of the undisturbed run, which lies beside the arm."""
+    folder = os.path.join(os.path.dirname(os.path.abspath(recording.folder)), "ref", "attempt-00")
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    return [os.path.join(folder, name) for name in names if name.endswith(".jsonl")]
 
 
 def _steps_of(path: str) -> List[Tuple[int, Dict[str, Dict[str, str]]]]:

@@ -88,7 +88,7 @@ def value_of(step: Step, component: str) -> object:
     if component == "input":
         return step.inputs or None
     if component == "model input":
-        return step.entered or None
+        return Entered(step.entered) or None
     if component == "scale":
         return step.scale
     if component == "loss":
@@ -103,10 +103,18 @@ def part_of(optimizers: Optimizers, component: str) -> dict[str, str]:
 
 
 def unequal(one: object, other: object) -> bool:
-    """Whether two recorded values differ; of what each optimizer has for itself, in one that both have."""
+    """Whether two recorded values differ; of what each optimizer has for itself, in one that both have; of what entered the model, in the last passes
+    that both have: an evaluation before the step, which a restarted process need not repeat, comes first."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return any(one[name] != other[name] for name in one.keys() & other.keys())
+    if isinstance(one, Entered) and isinstance(other, Entered) and len(one) != len(other):
+        shared = min(len(one), len(other))
+        return one[-shared:] != other[-shared:]
     return one != other
+
+
+class Entered(tuple[str, ...]):
+    """Digests of what entered the model, pass by pass."""
 
 
 def differing(one: Step, other: Step) -> tuple[str, ...]:
