@@ -124,7 +124,7 @@ def test_other_formats_by_content(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to("step-3")
     with zipfile.ZipFile(tmp_path / "f.zip", "w") as archive:
         archive.writestr("inner.txt", "x")
-    torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "g.pt"))
+    torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "g.pt"))  # type: ignore[no-untyped-call]
     files = inventory(tmp_path)["files"]
     kinds = {name: content["kind"] for name, content in files.items()}
     values = dict.fromkeys(("model.safetensors", "a.npz", "b.npy", "c.json", "f.zip", "g.pt"), "values")

@@ -32,7 +32,11 @@ def _judged(folder: Path, undisturbed: Leave, disturbed: Leave, other: Leave | N
 
 
 def _saves(**files: Any) -> Leave:
-    return lambda folder: [torch.save(value, folder / f"{name}.pt") for name, value in files.items()]
+    def leave(folder: Path) -> None:
+        for name, value in files.items():
+            torch.save(value, folder / f"{name}.pt")
+
+    return leave
 
 
 def _state(step: int, best: float = 0.5) -> dict[str, Any]:

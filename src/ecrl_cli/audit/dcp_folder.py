@@ -14,6 +14,7 @@ import numpy as np
 
 from ecrl_cli.audit.inert_pickle import Instance, Named, Pairs, read_pickle
 from ecrl_cli.audit.torch_save_file import WIDTHS, Tensor, TorchSaveFile
+from ecrl_cli.checkpoint.format.torch_file import Read
 from ecrl_cli.records.safe_read import opened, read_whole
 
 METADATA = ".metadata"
@@ -60,15 +61,33 @@ def entries_of(folder: Path) -> list[Entry]:
         raise ValueError(f"metadata that is none of DCP ({type(error).__name__}: {str(error)[:80]})") from error
 
 
+def path_text(path: tuple[str | int, ...]) -> str:
+    """`a.b[0]` of the path of an entry."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
 @contextmanager
-def chunk_file(folder: Path, chunk: Chunk) -> Iterator[TorchSaveFile]:
-    """The bytes of `chunk` as the file of torch.save that they are."""
+def _reader(folder: Path, chunk: Chunk) -> Iterator[Read]:
+    """Reads within the bytes of `chunk`."""
     if "/" in chunk.file or chunk.file in ("", ".", ".."):
         raise ValueError(f"a file outside the folder ({chunk.file[:80]!r})")
     with opened(folder / chunk.file, 2**62) as fd:
         if chunk.start + chunk.length > os.fstat(fd).st_size:
             raise ValueError(f"{chunk.file} ends early")
-        yield TorchSaveFile(lambda at, count: os.pread(fd, max(0, min(count, chunk.length - at)), chunk.start + at), chunk.length)
+        yield lambda at, count: os.pread(fd, max(0, min(count, chunk.length - at)), chunk.start + at)
+
+
+@contextmanager
+def chunk_file(folder: Path, chunk: Chunk) -> Iterator[TorchSaveFile]:
+    """The bytes of `chunk` as the file of torch.save that they are."""
+    with _reader(folder, chunk) as read:
+        yield TorchSaveFile(read, chunk.length)
+
+
+def chunk_bytes(folder: Path, chunk: Chunk) -> bytes:
+    """The bytes of `chunk`, which torch.save wrote."""
+    with _reader(folder, chunk) as read:
+        return read(0, chunk.length)
 
 
 def tensor_bytes(folder: Path, entry: Entry) -> Iterator[bytes]:

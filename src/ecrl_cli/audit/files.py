@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.audit.dcp_folder import METADATA, chunk_file, entries_of, is_dcp_folder, tensor_bytes
+from ecrl_cli.audit.dcp_folder import METADATA, chunk_file, entries_of, is_dcp_folder, path_text, tensor_bytes
 from ecrl_cli.audit.file_contents import DIGEST_LENGTH, Content, Flattener, content_of, of_entries, shortened
 from ecrl_cli.checkpoint.format.hashing import streamed, tensor_prefix
 from ecrl_cli.checkpoint.format.names import DIGEST
@@ -121,7 +121,7 @@ def _of_dcp(folder: Path, base: str) -> Content:
     entries: dict[str, str] = {}
     try:
         for entry in entries_of(folder):
-            key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in entry.path).removeprefix(".")
+            key = path_text(entry.path)
             if entry.dtype:
                 digest = streamed(DIGEST, tensor_prefix(entry.dtype, entry.shape), tensor_bytes(folder, entry))
                 entries[shortened(key)] = f"{entry.dtype} {entry.shape} {digest[:DIGEST_LENGTH]}"
