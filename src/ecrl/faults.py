@@ -86,8 +86,8 @@ class Faults:
         return self.offset
 
     def _earlier(self) -> List[Tuple[int, Dict[str, Dict[str, str]]]]:
-        """(step of the job, state by optimizer) of every step that earlier attempts recorded, of any rank, and the undisturbed run: a killed attempt may
-        not have lived to record what it left."""
+        """(step of the job, state by optimizer) of every step that earlier attempts recorded, of any rank, and the undisturbed run: a killed attempt
+        may not have lived to record what it left."""
         seen: List[Tuple[int, Dict[str, Dict[str, str]]]] = []
         for path in _earlier_files(self._recording) + _undisturbed_files(self._recording):
             seen += _steps_of(path)

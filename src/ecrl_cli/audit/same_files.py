@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, SHOWN, UNKNOWN, Finding, Judged
 from ecrl_cli.audit.file_contents import Content
@@ -18,6 +18,7 @@ _DIGEST = re.compile(r" [0-9a-f]{16}$")
 _LAST_INDEX = re.compile(r"^(.*)\[(\d+)\](.*?)$", re.DOTALL)
 _FLOAT = re.compile(r"^(?:tensor\()?-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|nan|inf)\b")
 _TENSOR = re.compile(r"\) [0-9a-f]{16}$")
+_ALONE = "there is one undisturbed run"
 _LONGEST = 60  # characters of a value in a sentence
 _GRACEFUL = ("term", "exit", "raise", "oom", "stop")  # failures after which a job may save once more, at a moment of its own
 
@@ -46,9 +47,11 @@ def same_files(references: Sequence[Inventory | None], judged: Judged, stable: b
     """Compare what an arm has left with what the undisturbed runs have. `stable`: whether these did the same steps, bit for bit."""
     arm, undisturbed = judged.arm, [reference for reference in references if reference is not None]
     inventory = read_inventory(arm.folder)
-    if inventory is None or len(undisturbed) < 2:
-        said = "two undisturbed runs whose files are on record are needed" if inventory is not None else "the arm's files are not on record"
+    if inventory is None or not undisturbed:
+        said = "no undisturbed run's files are on record" if inventory is not None else "the arm's files are not on record"
         return Finding(PROMISE, NOT_CHECKED, said, arm.name)
+    if len(undisturbed) == 1:
+        undisturbed.append(_tensors_only(undisturbed[0]))
     if judged.path.resized:
         return Finding(PROMISE, NOT_CHECKED, "with another number of processes sums are taken in another order", arm.name)
     if arm.launches and arm.launches[-1].exit_code != 0:
@@ -56,6 +59,16 @@ def same_files(references: Sequence[Inventory | None], judged: Judged, stable: b
     restarts = max(len(arm.attempts) - 1, len(arm.launches) - 1)
     graceful = any(text.startswith(_GRACEFUL) for text in arm.planned.values())
     return _finding(arm.name, _compared(undisturbed, inventory, restarts, graceful), stable)
+
+
+def _tensors_only(inventory: Inventory) -> Inventory:
+    """In the place of a second undisturbed run, which would show what differs from run to run: tensors do not, times and the like may."""
+    files = {}
+    for name, content in inventory.files.items():
+        tensors = {key: text for key, text in content.entries.items() if _TENSOR.search(text)}
+        kind = content.kind if content.kind == "values" and tensors else ""
+        files[name] = replace(content, kind=kind, digest="", entries=tensors, problem=_ALONE)
+    return replace(inventory, files=files)
 
 
 def _finding(arm: str, seen: _Comparison, stable: bool) -> Finding:
@@ -233,6 +246,7 @@ def _moment(content: Content) -> str:
 def _sentence(differences: list[Difference], theirs: list[Content], ours: Content) -> str:
     first = differences[0]
     runs = "both undisturbed runs" if len(theirs) == 2 else f"all {len(theirs)} undisturbed runs"
+    runs = "the undisturbed run" if theirs[-1].problem == _ALONE else runs
     if ours.kind == "unreadable":
         return f"cannot be read ({visible(ours.problem)})"
     tensors = [difference for difference in differences if _TENSOR.search(difference.due)]
