@@ -27,6 +27,8 @@ def cause_of(judged: Judged, step: int, attempt: int, due: Step, ours: Step, nam
     fresh = begun is not None and step == (begun.after or 0) + 1
     if first in ("parameters", "optimizer"):
         return _of_update(judged, begun if fresh else None, due, ours, first)
+    if first == "samples":
+        return "it consumed other samples"  # `exactly once` says which, and why
     if first == "settings":
         return MEANING["settings"] + named(optimizers_apart(ours.optimizers, due.optimizers, "settings"), ours.optimizers)
     if first == "loss":
