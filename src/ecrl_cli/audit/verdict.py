@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.audit import components, promises, samples
+from ecrl_cli.audit import components, progress, promises, samples, saving
 from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged, judged_arm
 from ecrl_cli.audit.records import MAX_STEP, Arm, read_arm
 from ecrl_cli.config.codec import encode
@@ -17,7 +17,18 @@ EXIT_CODES = {"valid": 0, "invalid": 1, "unknown": 3}
 # Promises that a valid verdict requires.
 REQUIRED = ("exactly once", "same trajectory", "same end")
 # Promises ordered by cause: the earliest broken one is the diagnosis.
-_CAUSES = ("exactly once", "same input", "restored", "right checkpoint", "same trajectory", "same end", "state used", "progress", "deterministic")
+_CAUSES = (
+    "exactly once",
+    "same input",
+    "restored",
+    saving.RECOVERABLE,
+    "right checkpoint",
+    "same trajectory",
+    "same end",
+    "state used",
+    "progress",
+    "deterministic",
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +84,8 @@ def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto"
     stable = not findings or findings[0].status != UNKNOWN
     reference = undisturbed[0] if undisturbed else None
     every = [judged_arm(arm, reference, components.unseeded(undisturbed)) for arm in faulted]
-    arms = [judged for judged in every if judged.arm.name != promises.COLD]
+    findings += [progress.not_run(judged.arm) for judged in every if judged.arm.stopped]
+    arms = [judged for judged in every if judged.arm.name != promises.COLD and not judged.arm.stopped]
     started_cold = next((judged for judged in every if judged.arm.name == promises.COLD), None)
     for judged in arms:
         if started_cold is not None:
@@ -86,7 +98,8 @@ def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto"
             promises.right_checkpoint(judged),
             promises.same_trajectory(judged, reference, stable),
             promises.same_end(judged, reference, stable),
-            promises.progress(judged),
+            *saving.recoverable(judged),
+            progress.progress(judged),
         ]
     troubles = _troubles([*undisturbed, *arms])
     return _verdict(findings, troubles, arms, undisturbed)
@@ -100,7 +113,7 @@ def _completed(judged: Judged) -> Finding | None:
     last = judged.arm.launches[-1] if judged.arm.launches else None
     if last is None or last.exit_code == 0:
         return None
-    return Finding("deterministic", UNKNOWN, f"undisturbed, the job ended with {promises.ending(last.exit_code, last.signal)}", judged.arm.name)
+    return Finding("deterministic", UNKNOWN, f"undisturbed, the job ended with {progress.ending(last.exit_code, last.signal)}", judged.arm.name)
 
 
 def _troubles(arms: Iterable[Judged]) -> tuple[str, ...]:
