@@ -126,6 +126,14 @@ def test_points_of_a_file_that_is_renamed() -> None:
     ]
 
 
+def test_what_two_threads_of_a_rank_write_is_struck_in_both(tmp_path: Path) -> None:
+    """A pointer that moves before the file behind it is written."""
+    lines = [line for step in (4, 8) for line in (file("write", f"step-{step}/a.bin", step, overlapped=True), file("write", "latest", step))]
+    inside = drawn(recorded(tmp_path / "ref", process(LAST, *lines)))["inside-save"].faults
+    assert {fault.attempt for fault in inside} == {0}
+    assert {fault.point for fault in inside} >= {"step-#/a.bin:torn", "latest:before", "latest:torn"}
+
+
 def test_a_save_of_another_thread_is_one_whatever_step_the_training_is_at(tmp_path: Path) -> None:
     aside = [
         file(op, f"step-{step}/{name}", at, overlapped=True)

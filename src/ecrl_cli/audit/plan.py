@@ -152,15 +152,14 @@ def _inside_save(reference: Judged, saved: list[int]) -> PlannedArm | None:
     if not steps:
         return _inside_unseen_save(reference, saved)
     step = steps[1] if len(steps) > 1 else steps[0]
-    writers = [save for save in saves if save.step == step]
-    if len(writers) > 2:
-        writers = [writers[0], writers[-1]]
+    ranks = sorted({save.rank for save in saves if save.step == step})
     faults: list[PlannedFault] = []
-    for number, save in enumerate(writers):
-        attempt = len(faults)
-        others = [other for other in saves if other.rank == save.rank and other.step != save.step and other.kinds == save.kinds]
-        for point in points(save, others[0] if others else None, whole=number == 0):
-            faults.append(PlannedFault(len(faults), attempt, "kill", save.rank, step, "save", point))
+    for rank in dict.fromkeys((ranks[0], ranks[-1])):
+        attempt = len(faults)  # those of one rank are all due at once: whichever the job comes to first happens, one an attempt
+        for save in (save for save in saves if save.step == step and save.rank == rank):  # by each of its threads
+            others = [other for other in saves if other.rank == rank and other.step != step and other.kinds == save.kinds]
+            for point in points(save, others[0] if others else None, whole=rank == ranks[0]):
+                faults.append(PlannedFault(len(faults), attempt, "kill", rank, step, "save", point))
     return PlannedArm(
         "inside-save", f"{plural(len(faults), 'death')}, one an attempt, inside the save of step {step} and those after it", tuple(faults)
     )
