@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from typing import Any, Callable, Dict, List, Optional, Set
 
-from ecrl import files
+from ecrl import files, seeding
 from ecrl.door import patch_module_call
 from ecrl.recording import MAX_IDS, current
 from ecrl.saves import patch_dcp, patch_lightning, patch_renames, patch_serialization, patch_signals
@@ -203,6 +203,7 @@ def patch_stateful_loader(module: Any) -> None:
 def patch_torch(module: Any) -> None:
     patch_backward(module)
     patch_serialization(module)
+    seeding.seed_torch(module)
 
 
 PATCHES: Dict[str, Patch] = {
@@ -220,6 +221,7 @@ PATCHES: Dict[str, Patch] = {
     "lightning.fabric.plugins.io.torch_io": patch_lightning,
     "lightning_fabric.plugins.io.torch_io": patch_lightning,
     **files.PATCHES,
+    **seeding.PATCHES,
 }
 
 
@@ -275,6 +277,7 @@ def install() -> None:
     patch_renames()
     patch_signals()
     files.install()
+    seeding.seed_python()
     for name in PATCHES:
         if name in sys.modules:
             apply(name, sys.modules[name])

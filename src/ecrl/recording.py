@@ -24,6 +24,8 @@ import time
 import weakref
 from typing import Any, Callable, Dict, List, Optional
 
+from ecrl.masking import masked
+
 FORMAT = 1
 FOLDER, ATTEMPT = "ECRL_RECORD", "ECRL_ATTEMPT"
 _HELD_S = 1.0  # how long a batch may wait to be written: the auditor takes a record that does not grow for a job that hangs
@@ -234,5 +236,5 @@ class Recording:
             pid=self.pid,
             python="%d.%d.%d" % sys.version_info[:3],
             torch=str(getattr(torch, "__version__", "")),
-            argv=[str(word) for word in sys.argv][:64],
+            argv=masked([str(word) for word in sys.argv][:64]),
         )

@@ -7,17 +7,19 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from ecrl.masking import masked, masked_text
 from ecrl_cli.audit.components import judged_arm
 from ecrl_cli.audit.costs import costs_of
 from ecrl_cli.audit.files import write_inventory
 from ecrl_cli.audit.lineage import path_of
 from ecrl_cli.audit.page import page
-from ecrl_cli.audit.plan import PlannedArm, PlannedFault, planned_arms
+from ecrl_cli.audit.plan import PlannedArm, PlannedFault, planned_arms, too_few_steps
+from ecrl_cli.audit.progress import last_words
 from ecrl_cli.audit.promises import COLD, COLD_STEPS
 from ecrl_cli.audit.records import Arm, read_arm
-from ecrl_cli.audit.runner import Job, Say, failed, install_recorder, last_words, run_arm
+from ecrl_cli.audit.runner import Job, Say, failed, install_recorder, run_arm
 from ecrl_cli.audit.verdict import AuditVerdict, arms_of, judge
 from ecrl_cli.config.audit import ORDERS, AuditConfig
 from ecrl_cli.config.codec import encode
@@ -49,18 +51,25 @@ def run_audit(config: AuditConfig, words: tuple[str, ...], say: Say) -> tuple[Pa
         shutil.rmtree(arm.parent)  # of an earlier audit, perhaps with other failures: who judges the folder again would judge them too
     job = Job(words, config.audit, install_recorder(folder))
     references = _references(job, config, folder, say)
-    plan = planned_arms(config, judged_arm(references[0]))
+    job, undisturbed = job.beside(references[0]), judged_arm(references[0])
+    plan = planned_arms(config, undisturbed)
     if not plan:
-        raise ConfigError("COMMAND", "has too few steps for a failure in between", "let it do at least three steps, and save in between")
+        raise too_few_steps(undisturbed)
     spent = references[0].launches[-1].seconds
-    rest = f"{plural(len(plan), 'arm')} with failures, roughly {human_seconds(2 * spent * len(plan))}"
+    rest = f"{plural(len(plan), 'arm')} with failures, roughly {human_seconds(spent * sum(1 + len(arm.faults) for arm in plan))}"
     say(f"one undisturbed run took {human_seconds(spent)}; then {rest}")
     faulted = [_faulted(job, arm, folder, say) for arm in plan]
     if config.audit.cold:
         faulted += _cold(job, references[0], folder, say)
     verdict = judge(references, faulted, config.audit.order)
-    write_result(folder, verdict, {"command": list(words), "config": encode(config), "plan": [encode(arm) for arm in plan]})
+    write_result(folder, verdict, {"command": masked(words), "config": _without_secrets(config), "plan": [encode(arm) for arm in plan]})
     return folder, verdict
+
+
+def _without_secrets(config: AuditConfig) -> dict[str, Any]:
+    """The configuration as audit.json holds it."""
+    keys = replace(config.audit, resume=masked_text(config.audit.resume), elastic=masked_text(config.audit.elastic))
+    return cast(dict[str, Any], encode(replace(config, audit=keys)))
 
 
 def check_command(config: AuditConfig, words: tuple[str, ...]) -> None:
@@ -93,7 +102,7 @@ def _references(job: Job, config: AuditConfig, folder: Path, say: Say) -> list[A
 
 
 def _faulted(job: Job, planned: PlannedArm, folder: Path, say: Say) -> Arm:
-    what = ", ".join(f"{fault.kind} of rank {fault.rank} at step {fault.step} ({fault.moment})" for fault in planned.faults)
+    what = ", ".join(map(str, planned.faults))
     say(f"{planned.name}: {what}; {planned.why}")
     if not planned.elastic:
         job = replace(job, keys=replace(job.keys, elastic=""))
@@ -111,7 +120,7 @@ def _cold(job: Job, reference: Arm, folder: Path, say: Say) -> list[Arm]:
     try:
         return [read_arm(folder / COLD)]
     except EvidenceMissing:
-        say(f"{COLD}: the job does not start without its state ({last_words(folder / COLD)}): nothing to compare with")
+        say(f"{COLD}: the job does not start without its state ({last_words(folder / COLD) or 'it printed nothing'}): nothing to compare with")
         shutil.rmtree(folder / COLD)
         return []
 

@@ -1,18 +1,24 @@
-"""The faults of an audit: those given on the command line, or three derived from the undisturbed run."""
+"""The faults of an audit: those given on the command line, or some derived from the undisturbed run."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import dataclass
 
+from ecrl.faults import matches
+from ecrl.files import looks_binary
+from ecrl_cli.audit.checkpoints import SaveEvents, checkpoints, kind_of, save_events
 from ecrl_cli.audit.components import SHOWN, Judged
 from ecrl_cli.config.audit import AuditConfig, step_and_moment
-from ecrl_cli.errors import ConfigError
+from ecrl_cli.errors import ConfigError, plural
+
+_NUMBERS = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True)
 class PlannedFault:
-    """One fault of one arm: in attempt `attempt`, of `rank`, at `moment` of `step`."""
+    """One fault of one arm: in attempt `attempt`, of `rank`, at `moment` of `step`. `point`: of the moment save, FILE:HOW (ecrl/faults.py)."""
 
     index: int
     attempt: int
@@ -20,6 +26,12 @@ class PlannedFault:
     rank: int
     step: int
     moment: str
+    point: str = ""
+
+    def __str__(self) -> str:
+        file, _, how = self.point.rpartition(":")
+        where = f"{self.moment}: {file} {how}" if file else self.moment
+        return f"{self.kind} of rank {self.rank} at step {self.step} ({where})"
 
 
 @dataclass(frozen=True)
@@ -31,18 +43,20 @@ class PlannedArm:
 
 
 def planned_arms(config: AuditConfig, reference: Judged) -> tuple[PlannedArm, ...]:
-    """The arms with faults. ConfigError if a fault given by the user cannot happen in this job."""
-    last, ranks = reference.path.last, {process.rank for process in reference.arm.processes}
+    """The arms with faults; ConfigError if a fault given by the user cannot happen in this job."""
+    last, processes = reference.path.last, reference.arm.processes
     if config.failure.steps:
-        by_rank: dict[int, set[int]] = {rank: set() for rank in ranks}
-        for process in reference.arm.processes:
-            by_rank[process.rank].update(save["after_step"] for save in process.saves)
-        return (_typed(config, last, by_rank),)
-    saved = sorted({save["after_step"] for process in reference.arm.processes for save in process.saves if save.get("done")})
-    saved = [step for step in saved if 0 < step < last]
-    epochs = sorted({step for process in reference.arm.processes for step in process.epochs if 0 < step < last})
-    rank = max(ranks)
-    drawn = [_off_boundary(saved, last, rank), _on_boundary(saved, rank), _second_epoch(saved, epochs, last, rank)]
+        return (_typed(config, reference),)
+    saved = [step for step in _saved(reference) if 0 < step < last]
+    epochs = sorted({step for process in processes for step in process.epochs if 0 < step < last})
+    rank = max(process.rank for process in processes)
+    drawn = [
+        _off_boundary(saved, last, rank),
+        _twice(saved, last, rank),
+        _second_epoch(saved, epochs, last, rank),
+        _inside_save(reference, saved),
+        _sigterm(reference, saved),
+    ]
     found = [arm for arm in drawn if arm is not None]
     if config.audit.elastic and found:
         resized = PlannedArm("resized", "started again by audit.elastic", found[0].faults, True)
@@ -50,20 +64,56 @@ def planned_arms(config: AuditConfig, reference: Judged) -> tuple[PlannedArm, ..
     return tuple(found[: config.audit.failures])
 
 
-def _typed(config: AuditConfig, last: int, saved: dict[int, set[int]]) -> PlannedArm:
-    """`saved`: by rank, the steps after which the undisturbed run saved."""
-    failure, faults = config.failure, []
+def too_few_steps(reference: Judged) -> ConfigError:
+    """The error for a job in which nothing can be planned, with what was seen of it."""
+    processes = reference.arm.processes
+    steps = [step for process in processes if process.rank == processes[0].rank for step in process.steps]
+    batches = sum(len(step.batches) for step in steps)
+    epochs = max((len(process.epochs) for process in processes), default=0)
+    seen = (
+        f"{plural(reference.path.last, 'optimizer step')} in {plural(batches, 'batch', 'batches')}, "
+        f"{plural(len(checkpoints(reference.arm)), 'save')} and {plural(epochs, 'whole epoch')}"
+    )
+    way = "let it do at least three steps, and save in between (fewer batches to a step, smaller epochs)"
+    return ConfigError("COMMAND", f"has too few steps for a failure in between: {seen} were seen", way)
+
+
+def _saved(reference: Judged) -> list[int]:
+    """The steps after which the undisturbed run finished a save."""
+    steps = {one.step for one in checkpoints(reference.arm) if one.finished}
+    steps |= {save["after_step"] for process in reference.arm.processes for save in process.saves if save.get("done")}
+    return sorted(steps)
+
+
+def _typed(config: AuditConfig, reference: Judged) -> PlannedArm:
+    failure, last, faults = config.failure, reference.path.last, []
+    saved: dict[int, set[int]] = {process.rank: set() for process in reference.arm.processes}
+    for process in reference.arm.processes:
+        saved[process.rank].update(save["after_step"] for save in process.saves)
+    for checkpoint in checkpoints(reference.arm):
+        for rank in checkpoint.ranks:
+            saved.setdefault(rank, set()).add(checkpoint.step)
     if failure.rank not in saved:
         raise ConfigError("failure.rank", f"rank {failure.rank} does not exist, the job has {len(saved)}", f"use 0 to {max(saved)}")
     for index, text in enumerate(failure.steps):
-        step, moment = step_and_moment(text)
+        step, moment, point = step_and_moment(text)
         if step > last:
             raise ConfigError("failure.steps", f"step {step} is beyond the job's last step {last}", "lower it")
         if moment == "save" and step not in saved[failure.rank]:
             said = f"{text}: rank {failure.rank} saves nothing after step {step} in the undisturbed run"
             raise ConfigError("failure.steps", said, f"it saves after {', '.join(map(str, sorted(saved[failure.rank])[:SHOWN])) or 'none'}")
-        faults.append(PlannedFault(index, index, failure.kind, failure.rank, step, moment))
+        if point:
+            _check_point(text, point, [save for save in save_events(reference.arm) if save.rank == failure.rank and save.step >= step])
+        faults.append(PlannedFault(index, index, failure.kind, failure.rank, step, moment, point))
     return PlannedArm("struck", "as typed", tuple(faults), bool(config.audit.elastic))
+
+
+def _check_point(text: str, point: str, saves: list[SaveEvents]) -> None:
+    pattern = point.rpartition(":")[0]
+    paths = list(dict.fromkeys(path for save in saves for _, path in save.events))
+    if not any(matches(path, pattern) for path in paths):
+        said = f"{text}: no file of that name is written in the undisturbed run's save"
+        raise ConfigError("failure.steps", said, f"there are {', '.join(paths[:SHOWN]) or 'none'}")
 
 
 def _kill(name: str, why: str, step: int, rank: int) -> PlannedArm:
@@ -73,7 +123,8 @@ def _kill(name: str, why: str, step: int, rank: int) -> PlannedArm:
 def _off_boundary(saved: list[int], last: int, rank: int) -> PlannedArm | None:
     """Between two checkpoints: the steps after the first are repeated, and must agree."""
     if not saved:
-        return _kill("no-checkpoint", "the job saves nothing before its end: it begins anew", max(2, last // 2), rank) if last > 1 else None
+        why = "no finished checkpoint before the job's end is on record"
+        return _kill("no-checkpoint", why, max(2, last // 2), rank) if last > 1 else None
     ends = [*saved, last]
     gaps = [(after - before, before) for before, after in itertools.pairwise(ends) if after - before > 1]
     if not gaps:
@@ -82,9 +133,89 @@ def _off_boundary(saved: list[int], last: int, rank: int) -> PlannedArm | None:
     return _kill("off-boundary", f"between the checkpoints of step {before} and {before + size}", before + size // 2 + 1, rank)
 
 
-def _on_boundary(saved: list[int], rank: int) -> PlannedArm | None:
-    """Right after a checkpoint: no step is repeated."""
-    return _kill("on-boundary", f"right after the checkpoint of step {saved[0]}", saved[0] + 1, rank) if saved else None
+def _twice(saved: list[int], last: int, rank: int) -> PlannedArm | None:
+    """Right after a checkpoint, where no step is repeated; and once more after the next one, which a resumed attempt has written."""
+    if not saved:
+        return None
+    first = PlannedFault(0, 0, "kill", rank, saved[0] + 1, "before")
+    if len(saved) < 2:
+        return PlannedArm("on-boundary", f"right after the checkpoint of step {saved[0]}", (first,))
+    after = [*saved[2:], last][0]
+    second = PlannedFault(1, 1, "kill", rank, min(last, saved[1] + max(1, (after - saved[1]) // 2 + 1)), "before")
+    return PlannedArm("twice", f"right after the checkpoint of step {saved[0]}, and again after that of step {saved[1]}", (first, second))
+
+
+def _inside_save(reference: Judged, saved: list[int]) -> PlannedArm | None:
+    """One death after the other inside a save, at points named by file; the second save where there are two, so that an older checkpoint exists."""
+    saves = save_events(reference.arm)
+    steps = sorted({save.step for save in saves})
+    if not steps:
+        return _inside_unseen_save(reference, saved)
+    step = steps[1] if len(steps) > 1 else steps[0]
+    ranks = sorted({save.rank for save in saves if save.step == step})
+    faults: list[PlannedFault] = []
+    for rank in dict.fromkeys((ranks[0], ranks[-1])):
+        attempt = len(faults)  # those of one rank are all due at once: whichever the job comes to first happens, one an attempt
+        for save in (save for save in saves if save.step == step and save.rank == rank):  # by each of its threads
+            others = [other for other in saves if other.rank == rank and other.step != step and other.kinds == save.kinds]
+            for point in points(save, others[0] if others else None, whole=rank == ranks[0]):
+                faults.append(PlannedFault(len(faults), attempt, "kill", rank, step, "save", point))
+    return PlannedArm(
+        "inside-save", f"{plural(len(faults), 'death')}, one an attempt, inside the save of step {step} and those after it", tuple(faults)
+    )
+
+
+def _inside_unseen_save(reference: Judged, saved: list[int]) -> PlannedArm | None:
+    """Before a save whose files are not on record: it goes elsewhere, or is written in C."""
+    ranks = sorted({process.rank for process in reference.arm.processes for save in process.saves if save["after_step"] in saved})
+    if not ranks:
+        return None
+    step = saved[1] if len(saved) > 1 else saved[0]
+    return PlannedArm("inside-save", f"in the save of step {step}", (PlannedFault(0, 0, "kill", ranks[0], step, "save"),))
+
+
+def points(save: SaveEvents, other: SaveEvents | None, whole: bool = True) -> list[str]:
+    """Where to strike in `save`, as FILE:HOW: before its first event, at its main file, and at its last one. `other`: a save of the same files, by
+    which the numbers that change from save to save are told. `whole` False: only before and in the main file, for a further rank.
+    """
+    names = [_pattern(path, other.events[place][1] if other is not None else None) for place, (_, path) in enumerate(save.events)]
+    main = next((place for place, (op, path) in enumerate(save.events) if op in ("write", "link", "rename") and looks_binary(path)), 0)
+    written = save.events[main][0] == "write"
+    found = [f"{names[0]}:before"]
+    if written:
+        found += [f"{names[main]}:empty", f"{names[main]}:torn"]
+    after = [place for place in range(main + 1, len(names)) if save.events[place][0] in ("write", "rename", "link") and names[place] != names[main]]
+    if whole and after:
+        if len(after) > 1 and written:
+            found.append(f"{names[main]}:after")
+        found.append(f"{names[after[-1]]}:before")
+        if save.events[after[-1]][0] == "write":
+            found.append(f"{names[after[-1]]}:torn")
+    return list(dict.fromkeys(found if whole else found[:1] + [point for point in found if point.endswith(":torn")]))
+
+
+def _pattern(path: str, other: str | None) -> str:
+    """`path` with # for the numbers that are others in `other`, the same file of another save, and * for random parts."""
+    kind = kind_of(path)
+    if other is None:
+        return kind if "*" in kind else path
+    mine, theirs = _NUMBERS.split(path), _NUMBERS.split(other)
+    if "*" in kind or len(mine) != len(theirs):
+        return kind
+    return "".join("#" if place % 2 and part != theirs[place] else part for place, part in enumerate(mine))
+
+
+def _sigterm(reference: Judged, saved: list[int]) -> PlannedArm | None:
+    """SIGTERM to every rank, between two checkpoints, where a training process has a handler."""
+    processes, last = reference.arm.processes, reference.path.last
+    handled = any(call.get("what") == "signal.signal" and call.get("signal") == 15 for process in processes for call in process.calls)
+    if not handled or last < 2:
+        return None
+    between = _off_boundary(saved, last, 0)
+    step = between.faults[0].step if between is not None else max(2, last // 2)
+    ranks = sorted({process.rank for process in processes})
+    faults = tuple(PlannedFault(index, 0, "term", rank, step, "before") for index, rank in enumerate(ranks))
+    return PlannedArm("sigterm", "the job has a handler of SIGTERM", faults)
 
 
 def _second_epoch(saved: list[int], epochs: list[int], last: int, rank: int) -> PlannedArm | None:

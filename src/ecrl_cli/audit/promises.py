@@ -20,6 +20,7 @@ from ecrl_cli.audit.components import (
 )
 from ecrl_cli.audit.determinism import Determinism, distance
 from ecrl_cli.audit.lineage import Resumed
+from ecrl_cli.audit.progress import how_it_ended
 from ecrl_cli.audit.steps import Step
 from ecrl_cli.errors import plural
 
@@ -138,9 +139,7 @@ def same_end(judged: Judged, reference: Judged | None, steady: Determinism) -> F
     promise, arm = "same end", judged.arm.name
     last = judged.arm.launches[-1] if judged.arm.launches else None
     if last is not None and last.exit_code != 0:
-        return Finding(
-            promise, BROKEN, f"the job did not come to its end: attempt {last.attempt} ended with {ending(last.exit_code, last.signal)}", arm
-        )
+        return Finding(promise, BROKEN, f"the job did not come to its end: attempt {last.attempt} ended with {how_it_ended(judged.arm, last)}", arm)
     if reference is None:
         return Finding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
     if judged.path.resized:
@@ -156,37 +155,6 @@ def same_end(judged: Judged, reference: Judged | None, steady: Determinism) -> F
     if names:
         return Finding(promise, BROKEN, f"the last step differs in {', '.join(names)}", arm, judged.path.last)
     return Finding(promise, KEPT, f"ended at step {judged.path.last} in the state of the undisturbed run", arm)
-
-
-def ending(exit_code: int | None, signal: int | None) -> str:
-    return f"signal {signal}" if signal else f"exit code {exit_code}"
-
-
-def progress(judged: Judged) -> Finding:
-    """The job came back after each fault, never hung and left no process behind."""
-    promise, arm, launches = "progress", judged.arm.name, judged.arm.launches
-    if not launches:
-        return Finding(promise, NOT_CHECKED, "nobody watched the job from outside", arm)
-    hung = [launch.attempt for launch in launches if launch.hung and not launch.planned]
-    left = sum(launch.left_behind for launch in launches if not launch.hung)
-    if hung:
-        return Finding(promise, BROKEN, f"attempt {hung[0]} stood still and was ended", arm)
-    unplanned = [launch for launch in launches if not launch.planned and (launch.exit_code != 0)]
-    if unplanned:
-        first = unplanned[0]
-        return Finding(promise, BROKEN, f"attempt {first.attempt} ended by itself with {ending(first.exit_code, first.signal)}", arm)
-    if left:
-        return Finding(promise, BROKEN, f"{left} processes outlived their attempt", arm)
-    missed = [said for number, said in sorted(judged.arm.planned.items()) if number not in judged.arm.happened]
-    if missed:
-        return Finding(promise, UNKNOWN, f"a planned failure never happened: {missed[0]}", arm)
-    seconds = sum(before.seconds for _, rank, _, before, _ in judged.path.done_again if rank == 0)
-    return Finding(
-        promise,
-        KEPT,
-        f"{plural(len(launches) - 1, 'restart')}, {plural(judged.path.steps_done_again, 'step')} done again ({seconds:.2g} s of work)",
-        arm,
-    )
 
 
 # The second oracle of an audit: a cold start. A resumed attempt that does what a job without any state does has not used its state.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,8 @@ class Process:
 
 @dataclass(frozen=True)
 class Launch:
-    """One attempt as observed from outside (arm.json). `left_behind`: number of processes still running after it ended.
+    """One attempt as observed from outside (arm.json). `left_behind`: number of processes still running after it ended. `no_step`: it hung in that
+    it went on printing and made no step. `stopped`: the audit was stopped in it.
 
     RecordError for values of another type or out of range: the file may be a stranger's.
     """
@@ -72,14 +73,16 @@ class Launch:
     hung: bool = False
     left_behind: int = 0
     planned: bool = False
+    no_step: bool = False
+    stopped: bool = False
 
     def __post_init__(self) -> None:
         for name in ("attempt", "left_behind"):
             count_of(getattr(self, name))
         if not all(value is None or (type(value) is int and abs(value) < 2**31) for value in (self.exit_code, self.signal)):
             raise ValueError("an exit code or a signal is no number")
-        if not all(type(value) is bool for value in (self.hung, self.planned)):
-            raise ValueError("hung and planned are true or false")
+        if not all(type(value) is bool for value in (self.hung, self.planned, self.no_step, self.stopped)):
+            raise ValueError("hung, planned, no_step and stopped are true or false")
         object.__setattr__(self, "seconds", seconds_of(self.seconds))
 
 
@@ -96,6 +99,11 @@ class Arm:
     launches: tuple[Launch, ...] = ()
     planned: Mapping[int, str] = field(default_factory=dict)
     others: Mapping[int, list[Process]] = field(default_factory=dict)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the audit was stopped in this arm: what is missing in it is not the job's doing."""
+        return any(launch.stopped for launch in self.launches)
 
     @property
     def processes(self) -> list[Process]:
@@ -137,7 +145,7 @@ def _watched_from_outside(path: Path) -> tuple[tuple[Launch, ...], dict[int, str
         return (), {}
     document = read_json(path)
     listed, faults = (document.get(name, []) if isinstance(document, dict) else [] for name in ("launches", "strikes"))
-    names = {"attempt", "exit_code", "signal", "seconds", "hung", "left_behind", "planned"}
+    names = {name.name for name in fields(Launch)}
     try:
         launches = tuple(Launch(**{key: value for key, value in entry.items() if key in names}) for entry in listed)
         return launches, {count_of(fault["index"]): _planned(fault) for fault in faults}
@@ -146,8 +154,9 @@ def _watched_from_outside(path: Path) -> tuple[tuple[Launch, ...], dict[int, str
 
 
 def _planned(fault: Mapping[str, Any]) -> str:
-    words = (shortened(str(fault[name])) for name in ("kind", "rank", "step", "moment"))
-    return "{} of rank {} at step {} ({})".format(*words)
+    kind, rank, step, moment = (shortened(str(fault[name])) for name in ("kind", "rank", "step", "moment"))
+    file, _, how = shortened(str(fault.get("point") or "")).rpartition(":")
+    return f"{kind} of rank {rank} at step {step} ({f'{moment}: {file} {how}' if file else moment})"
 
 
 def read_process(path: Path, attempt: int) -> Process:

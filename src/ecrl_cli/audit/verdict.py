@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.audit import components, promises, samples
+from ecrl_cli.audit import components, progress, promises, samples, saving
 from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged, judged_arm
 from ecrl_cli.audit.determinism import Determinism, determinism
 from ecrl_cli.audit.files import read_inventory
@@ -26,6 +26,7 @@ _CAUSES = (
     "exactly once",
     "same input",
     "restored",
+    saving.RECOVERABLE,
     "right checkpoint",
     "same trajectory",
     "same end",
@@ -87,11 +88,12 @@ def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto"
         other.ignored = components.unseeded(undisturbed)
         other.differs = components.compare(other.path, undisturbed[0].path, other.ignored)
     started_cold = next((arm for arm in faulted if arm.name == promises.COLD), None)
-    struck = [arm for arm in faulted if arm is not started_cold]
+    struck = [arm for arm in faulted if arm is not started_cold and not arm.stopped]
     steady = determinism(undisturbed, struck)
     findings = [steady.finding] if steady.finding is not None else []
     for judged in undisturbed:
         findings += [f for f in [_completed(judged), promises.complete_record(judged)] if f is not None and f.status != KEPT]
+    findings += [progress.not_run(arm) for arm in faulted if arm.stopped]
     reference = undisturbed[0] if undisturbed else None
     ignored = components.unseeded(undisturbed)
     inventories = [read_inventory(judged.arm.folder) for judged in undisturbed]
@@ -115,7 +117,8 @@ def of_arm(judged: Judged, reference: Judged | None, steady: Determinism, order:
         promises.right_checkpoint(judged),
         promises.same_trajectory(judged, reference, steady),
         promises.same_end(judged, reference, steady),
-        promises.progress(judged),
+        *saving.recoverable(judged),
+        progress.progress(judged),
         promises.complete_record(judged),
     ]
     if promises.follows_exactly(judged, reference, steady):
@@ -139,7 +142,7 @@ def _completed(judged: Judged) -> Finding | None:
     last = judged.arm.launches[-1] if judged.arm.launches else None
     if last is None or last.exit_code == 0:
         return None
-    return Finding("deterministic", UNKNOWN, f"undisturbed, the job ended with {promises.ending(last.exit_code, last.signal)}", judged.arm.name)
+    return Finding("deterministic", UNKNOWN, f"undisturbed, the job ended with {progress.ending(last.exit_code, last.signal)}", judged.arm.name)
 
 
 def _troubles(arms: Iterable[Judged]) -> tuple[str, ...]:

@@ -19,35 +19,43 @@ from ecrl_cli.errors import ConfigError, shown
 KINDS = ("none", "kill", "term", "exit", "stop", "raise", "oom")
 ORDERS = ("auto", "declared", "free")
 MOMENTS = ("before", "backward", "optimizer", "save")
-_STEP = re.compile(r"^(\d{1,9})(?:\.([a-z]+))?$")
+POINTS = ("before", "empty", "torn", "after")
+_STEP = re.compile(r"^(\d{1,9})(?:\.([a-z]+)(?::([^:]+:[a-z]+))?)?$")
 
 
 @dataclass(frozen=True)
 class AuditKeys:
     """`resume`: words appended to the command from the second attempt on. `elastic`: the command from the second attempt on, for a change
-    of the number of processes. `references`: runs without failures (2 show whether the job is deterministic). `failures`: how many are drawn.
+    of the number of processes. In `resume`, {latest:GLOB} is the newest match in {dir}; without one, `resume` is left out.
+    `references`: runs without failures (2 show whether the job is deterministic). `failures`: how many arms with failures are drawn at most, in
+    this order: off-boundary, twice, later-epoch, inside-save, sigterm.
     `cold`: also start it with nothing to resume from, and compare resumed attempts with that. `digests`: every how many steps parameters and
     optimizer state are digested, besides at each checkpoint; 0: at checkpoints only. `order`: declared: the order of the samples is promised;
     free: only that each comes once; auto: declared where ids are known. `silence_s`: a job that records and prints nothing for this long is
-    hung; `start_timeout_s`: the same before its first step. `own_dir`: the job writes only to ECRL_ARM_DIR, and its command needs no {dir}.
+    hung; `start_timeout_s`: the same before its first step; `no_step_s`: so is one that makes no step for this long, whatever it prints (0: ten
+    times the undisturbed run's longest gap between steps, and at least 60 s). `max_restarts`: after deaths that were not planned. `seed`: seeds
+    python, numpy and torch in each process (-1: not). `own_dir`: the job writes only to ECRL_ARM_DIR, and its command needs no {dir}.
     """
 
     resume: str = ""
     elastic: str = ""
     cold: bool = False
     references: int = field(default=2, metadata={"minimum": 1, "maximum": 8})
-    failures: int = field(default=3, metadata={"minimum": 1, "maximum": 3})
+    failures: int = field(default=5, metadata={"minimum": 1, "maximum": 5})
     digests: int = at_least(1, 0)
     order: str = one_of("auto", ORDERS)
     max_restarts: int = at_least(5, 0)
     silence_s: float = positive(120.0)
     start_timeout_s: float = positive(600.0)
+    no_step_s: float = at_least(0.0, 0.0)
+    seed: int = at_least(-1, -1)
     own_dir: bool = False
 
 
 @dataclass(frozen=True)
 class AuditFailure:
-    """`steps`: STEP or STEP.MOMENT, in turn within one arm: the first in the first attempt, the second in the next. `rank`: the rank that is hit."""
+    """`steps`: STEP, STEP.MOMENT or STEP.save:FILE:HOW, in turn within one arm: the first in the first attempt, the second in the next. `rank`: the
+    rank that is hit."""
 
     kind: str = one_of("none", KINDS)
     steps: tuple[str, ...] = ()
@@ -87,9 +95,13 @@ def check_key(key: str) -> None:
         raise ConfigError(key, f"unknown key {shown(key)}", did_you_mean(key, known) or f"known: {', '.join(known)}")
 
 
-def step_and_moment(text: str) -> tuple[int, str]:
-    """31.backward -> (31, backward); ConfigError for what is neither STEP nor STEP.MOMENT."""
+def step_and_moment(text: str) -> tuple[int, str, str]:
+    """31.backward -> (31, backward, ""), 30.save:last.pt:torn -> (30, save, last.pt:torn); ConfigError for anything else."""
     match = _STEP.match(text)
     if not match or int(match[1]) < 1 or (match[2] or "before") not in MOMENTS:
         raise ConfigError("failure.steps", f"{shown(text)} is neither STEP nor STEP.MOMENT", f"moments: {', '.join(MOMENTS)}")
-    return int(match[1]), match[2] or "before"
+    point = match[3] or ""
+    if point and (match[2] != "save" or point.rpartition(":")[2] not in POINTS):
+        way = f"write STEP.save:FILE:HOW, HOW one of {', '.join(POINTS)}; in FILE, # is any number and * anything"
+        raise ConfigError("failure.steps", f"{shown(text)} names no point of a save", way)
+    return int(match[1]), match[2] or "before", point

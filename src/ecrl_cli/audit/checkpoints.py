@@ -1,0 +1,250 @@
+"""What an arm saved and read, by its file events and the saves that the recorder knows: checkpoints, finished or not, and what a resume read."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ecrl.files import looks_binary
+from ecrl_cli.audit.records import Arm, Process
+
+_DIGITS = re.compile(r"\d+")
+_RANDOM = re.compile(r"(?<![a-zA-Z])tmp[a-z0-9_]{8}(?![a-zA-Z0-9])|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{16,}")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Files that one attempt wrote together, after step `step` of that attempt (add the step that it resumed from).
+
+    `paths`: final names, relative to the arm's folder where they lie in it. `finished`: each was closed or renamed, and none is missing that the
+    job's other saves have. `overlapped`: a thread wrote it beside the training: its state may be that of an earlier step. `at`: the monotonic
+    time of its last event, 0 if unknown. `removed`: the attempt and time at which the first of its files was removed.
+    """
+
+    attempt: int
+    step: int
+    ranks: tuple[int, ...]
+    paths: tuple[str, ...]
+    finished: bool
+    overlapped: bool = False
+    at: float = 0.0
+    removed: tuple[int, float] | None = None
+
+
+@dataclass(frozen=True)
+class Read:
+    """A file that attempt `attempt` read before its first step; `checkpoint`: the one that it belongs to, None if nobody is known to have written
+    it."""
+
+    attempt: int
+    rank: int
+    path: str
+    checkpoint: Checkpoint | None
+
+
+@dataclass
+class _Written:
+    """The files of one process after one step: by final name, whether it is closed."""
+
+    process: Process
+    attempt: int
+    step: int
+    files: dict[str, bool]
+    overlapped: bool = False
+    at: float = 0.0
+
+
+def kind_of(path: str) -> str:
+    """`path` without what differs from save to save: # for its numbers, * for random parts."""
+    return _DIGITS.sub("#", _RANDOM.sub("*", path))
+
+
+def checkpoints(arm: Arm) -> list[Checkpoint]:
+    """What may be a checkpoint, in the order of the attempts and steps: saves with a file that is no log, table or text."""
+    groups: dict[tuple[int, int], list[_Written]] = defaultdict(list)
+    for written in _written(arm):
+        groups[written.attempt, written.step].append(written)
+    usual = _usual(list(groups.values()))
+    removals = list(_removals(arm))
+    found = []
+    for (attempt, step), parts in sorted(groups.items()):
+        paths = tuple(dict.fromkeys(path for part in parts for path in part.files))
+        if not any(looks_binary(path) for path in paths):
+            continue
+        at = max(part.at for part in parts)
+        finished = all(closed for part in parts for closed in part.files.values()) and _kinds(parts) >= usual
+        gone = [(number, when) for number, when, path in removals if (number, when) > (attempt, at) and path in paths]
+        ranks = tuple(sorted({part.process.rank for part in parts}))
+        found.append(Checkpoint(attempt, step, ranks, paths, finished, any(part.overlapped for part in parts), at, min(gone, default=None)))
+    return found
+
+
+def reads(arm: Arm) -> list[Read]:
+    """What each attempt after the first read of the arm's folder before its first step, in order, and which checkpoint that was."""
+    saved = checkpoints(arm)
+    found = []
+    for attempt, process in processes_of(arm):
+        if attempt == min(arm.attempts, default=0):
+            continue
+        for event in process.files:
+            if event.get("op") == "read" and event["after_step"] == 0:
+                path = str(event.get("path", ""))
+                writers = [one for one in saved if path in one.paths and one.attempt < attempt]
+                found.append(Read(attempt, process.rank, path, writers[-1] if writers else None))
+        for load in process.loads:
+            path = _relative(str(load.get("path", "")), {path for one in saved for path in one.paths})
+            if load["after_step"] == 0 and all(read.path != path for read in found if read.attempt == attempt):
+                inside = [one for one in saved if one.attempt < attempt and any(_below(name, path) for name in one.paths)]
+                found.append(Read(attempt, process.rank, path, inside[-1] if inside else None))
+    return found
+
+
+@dataclass
+class SaveEvents:
+    """What one process did to files in one save, after step `step`: (operation, path; the new one of a rename), in order."""
+
+    rank: int
+    step: int
+    events: list[tuple[str, str]]
+    overlapped: bool = False
+
+    @property
+    def kinds(self) -> list[tuple[str, str]]:
+        return [(op, kind_of(path)) for op, path in self.events]
+
+
+def save_events(arm: Arm) -> list[SaveEvents]:
+    """The saves of the arm's first attempt, by rank and step. What is written in other steps as well (a log, a table) is no part of them."""
+    found: list[SaveEvents] = []
+    for process in arm.attempts[min(arm.attempts)]:
+        groups = _grouped(process)
+        saves = [group for group in groups if any(op != "mkdir" and looks_binary(path) for op, path in group.events)]
+        elsewhere = {kind for group in groups if group not in saves for kind in group.kinds}
+        for save in saves:
+            save.events = [event for event, kind in zip(save.events, save.kinds, strict=True) if kind not in elsewhere]
+        found += [save for save in saves if save.events]
+    return sorted(found, key=lambda save: (save.step, save.rank))
+
+
+def _grouped(process: Process) -> list[SaveEvents]:
+    """By step; what another thread does goes on beside the steps, and is one save until it does the same again."""
+    groups: list[SaveEvents] = []
+    current: dict[bool, SaveEvents] = {}
+    for event in process.files:
+        op, path = str(event.get("op")), str(event.get("to") or event.get("path", ""))
+        if op in ("read", "closed") or event.get("append"):
+            continue
+        aside, step = bool(event.get("overlapped")), int(event["after_step"])
+        group = current.get(aside)
+        if group is None or ((op, kind_of(path)) in group.kinds if aside else step != group.step):
+            group = current[aside] = SaveEvents(process.rank, step, [], aside)
+            groups.append(group)
+        group.events.append((op, path))
+    return groups
+
+
+def _below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
+def processes_of(arm: Arm) -> Iterator[tuple[int, Process]]:
+    for attempt in sorted(arm.attempts):
+        for process in (*arm.attempts[attempt], *arm.others.get(attempt, ())):
+            yield attempt, process
+
+
+def _written(arm: Arm) -> Iterator[_Written]:
+    for attempt, process in processes_of(arm):
+        yield from _of_process(arm, attempt, process)
+
+
+def _of_process(arm: Arm, attempt: int, process: Process) -> Iterator[_Written]:
+    """The saves of one process, by step; one of another thread that writes into a numbered folder by that folder."""
+    groups: dict[tuple[int, str], _Written] = {}
+    final: dict[str, tuple[int, str]] = {}  # by name of today, the group that it was written in
+    last = max((step.number for step in process.steps), default=0)
+    for event in _events(process):
+        op, path, to = str(event.get("op")), str(event.get("path", "")), str(event.get("to", ""))
+        overlapped = bool(event.get("overlapped"))
+        if op in ("write", "link") or (op == "rename" and path not in final):
+            name = to or path
+            if event.get("append"):
+                continue
+            step = _step_of(arm, attempt, process, event)
+            key = (step, "")
+            if overlapped:
+                folder = name.rpartition("/")[0]
+                key = next((other for other in groups if other[1] == folder), (step, folder)) if _DIGITS.search(folder) else key
+            group = groups.setdefault(key, _Written(process, attempt, key[0], {}, overlapped))
+            final[name] = key
+            group.files[name] = op != "write"
+        elif op == "closed" and path in final:
+            groups[final[path]].files[path] = True
+            name = path
+        elif op == "rename":
+            key = final.pop(path)
+            del groups[key].files[path]
+            groups[key].files[to], final[to], name = True, key, to
+        else:
+            continue
+        groups[final[name]].at = max(groups[final[name]].at, float(event.get("at") or 0.0))
+    for (step, _), group in groups.items():
+        if not group.overlapped and last > step:
+            group.files = dict.fromkeys(group.files, True)
+        yield group
+
+
+def _events(process: Process) -> Iterable[dict[str, Any]]:
+    """The file events, and for what lies elsewhere the saves that the recorder knows."""
+    names = {str(event.get(key, "")) for event in process.files for key in ("path", "to") if event.get("op") != "read"}
+    for save in process.saves:
+        path = str(save.get("path", ""))
+        relative = _relative(path, names)
+        if save.get("done") and not save.get("renamed") and relative not in names and not any(_below(name, relative) for name in names):
+            yield {**save, "op": "link", "path": path}
+        elif save.get("renamed") and relative not in names and not any(_below(name, relative) for name in names):
+            yield {**save, "op": "rename", "path": str(save["renamed"]), "to": path}
+    yield from process.files
+
+
+def _relative(path: str, names: set[str]) -> str:
+    """`path` as the file events call it, the longest of `names`, or of their folders, that it ends with; else itself."""
+    parts = path.split("/")
+    for start in range(1, len(parts)):
+        tail = "/".join(parts[start:])
+        if tail and any(_below(name, tail) for name in names):
+            return tail
+    return path
+
+
+def _step_of(arm: Arm, attempt: int, process: Process, event: dict[str, Any]) -> int:
+    """The step after which it happened; for a process that trains nothing, the last one that any had done by then."""
+    if process.steps or process.start is not None:
+        return int(event["after_step"])
+    when = float(event.get("at") or 0.0)
+    return max((step.number for one in arm.attempts.get(attempt, ()) for step in one.steps if step.at and step.at <= when), default=0)
+
+
+def _kinds(parts: list[_Written]) -> set[tuple[int, str]]:
+    return {(part.process.rank, kind_of(path)) for part in parts for path in part.files}
+
+
+def _usual(groups: list[list[_Written]]) -> set[tuple[int, str]]:
+    """What every save has that was certainly brought to its end, because a later step of each of its processes is on record; by rank and kind."""
+    whole = []
+    for parts in groups:
+        binary = any(looks_binary(path) for part in parts for path in part.files)
+        later = all(any(step.number > part.step for step in part.process.steps) for part in parts)
+        if binary and later and all(closed for part in parts for closed in part.files.values()):
+            whole.append(_kinds(parts))
+    return set.intersection(*whole) if whole else set()
+
+
+def _removals(arm: Arm) -> Iterator[tuple[int, float, str]]:
+    for attempt, process in processes_of(arm):
+        for event in process.files:
+            if event.get("op") == "remove":
+                yield attempt, float(event.get("at") or 0.0), str(event.get("path", ""))

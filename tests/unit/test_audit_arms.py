@@ -1,0 +1,409 @@
+"""Which arms are drawn, where they strike, and how the answer speaks of what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecrl import faults
+from ecrl.masking import masked, masked_text
+from ecrl_cli.audit import runner
+from ecrl_cli.audit.checkpoints import SaveEvents, checkpoints, reads, save_events
+from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, judged_arm
+from ecrl_cli.audit.plan import PlannedArm, planned_arms, points, too_few_steps
+from ecrl_cli.audit.progress import how_it_ended, last_words, progress
+from ecrl_cli.audit.records import Arm, read_arm
+from ecrl_cli.audit.runner import Job, Steps, longest_gap, run_arm
+from ecrl_cli.audit.saving import recoverable
+from ecrl_cli.audit.verdict import judge
+from ecrl_cli.config import audit as config
+from ecrl_cli.config.audit import AuditConfig, AuditFailure, AuditKeys
+from ecrl_cli.errors import ConfigError
+from tests.unit.audit_recordings import LAST, attempt_lines, healthy, write
+
+Line = dict[str, Any]
+
+
+def file(op: str, path: str, after: int, **more: Any) -> Line:
+    return {"type": "file", "op": op, "path": path, "after_step": after, "at": float(after), **more}
+
+
+def saved(step: int) -> list[Line]:
+    """A folder whose last file is a small one."""
+    folder = f"checkpoint-{step}"
+    return [
+        file("mkdir", folder, step),
+        file("write", f"{folder}/model.bin", step),
+        file("closed", f"{folder}/model.bin", step),
+        file("write", f"{folder}/state.json", step),
+        file("closed", f"{folder}/state.json", step),
+    ]
+
+
+def process(last: int, *more: Line, rank: int = 0, first: int = 0, attempt: int = 0) -> list[Line]:
+    """A process that does steps `first` + 1 to `last` (counted by itself from 1), saves by no recorder that knows it, and says `more`."""
+    lines = [line for line in attempt_lines(rank, first, last, resumed=first > 0) if line["type"] not in ("save", "load")]
+    kept: list[Line] = []
+    for line in [line | {"at": 100.0 * attempt + line.get("step", 0)} for line in lines]:
+        kept.append(line)
+        after = line["step"] if line["type"] == "step" else 0 if line["type"] == "process" else None
+        kept += [extra | {"at": 100.0 * attempt + extra.get("at", 0.0)} for extra in more if after is not None and extra["after_step"] == after]
+    return kept
+
+
+def recorded(folder: Path, *attempts: list[Line], launches: list[Line] | None = None) -> Arm:
+    for number, lines in enumerate(attempts):
+        write(folder, number, 0, lines)
+    if launches is not None:
+        told = [{"attempt": number, "exit_code": 0, "signal": None, "seconds": 1.0, **launch} for number, launch in enumerate(launches)]
+        (folder / "arm.json").write_text(json.dumps({"launches": told}))
+    return read_arm(folder)
+
+
+def drawn(arm: Arm, **keys: Any) -> dict[str, PlannedArm]:
+    return {planned.name: planned for planned in planned_arms(AuditConfig(AuditKeys(**keys)), judged_arm(arm))}
+
+
+SAVES = [line for step in (4, 8, 12, 16) for line in saved(step)]
+
+
+def test_each_kind_of_arm_is_drawn_where_the_job_can_show_it(tmp_path: Path) -> None:
+    handler = {"type": "call", "what": "signal.signal", "signal": 15, "after_step": 0}
+    arms = drawn(recorded(tmp_path / "ref", process(LAST, handler, *SAVES)))
+    assert list(arms) == ["off-boundary", "twice", "later-epoch", "inside-save", "sigterm"]
+    twice = [(fault.attempt, fault.step) for fault in arms["twice"].faults]
+    assert twice == [(0, 5), (1, 11)]  # right after the first save; and after the second, which the next attempt makes
+    assert [(fault.kind, fault.step) for fault in arms["sigterm"].faults] == [("term", 15)]
+    inside = arms["inside-save"].faults
+    assert {(fault.step, fault.moment, fault.attempt) for fault in inside} == {(8, "save", 0)}
+    assert [fault.point for fault in inside] == [
+        "checkpoint-#:before",
+        "checkpoint-#/model.bin:empty",
+        "checkpoint-#/model.bin:torn",
+        "checkpoint-#/state.json:before",
+        "checkpoint-#/state.json:torn",
+    ]
+    assert str(inside[-1]) == "kill of rank 0 at step 8 (save: checkpoint-#/state.json torn)"
+
+
+def test_a_job_without_a_handler_gets_no_sigterm_and_failures_is_how_many(tmp_path: Path) -> None:
+    arm = recorded(tmp_path / "ref", process(LAST, *SAVES))
+    assert "sigterm" not in drawn(arm) and list(drawn(arm, failures=2)) == ["off-boundary", "twice"]
+
+
+def test_where_no_save_is_on_record_nothing_else_is_claimed(tmp_path: Path) -> None:
+    arms = drawn(recorded(tmp_path / "ref", process(LAST, file("write", "log.txt", 4), file("write", "log.txt", 8))))
+    assert list(arms) == ["no-checkpoint"] and arms["no-checkpoint"].why == "no finished checkpoint before the job's end is on record"
+
+
+def test_one_save_before_the_end_is_struck_after_it_once(tmp_path: Path) -> None:
+    arms = drawn(recorded(tmp_path / "ref", process(LAST, *saved(8))))
+    assert "twice" not in arms and [fault.step for fault in arms["on-boundary"].faults] == [9]
+
+
+def test_ranks_that_write_are_struck(tmp_path: Path) -> None:
+    own = [line for step in (4, 8, 12) for line in (file("write", f"checkpoint-{step}/rank1.bin", step),)]
+    write(tmp_path / "ref", 0, 0, process(LAST, *SAVES))
+    write(tmp_path / "ref", 0, 1, process(LAST, *own, rank=1))
+    inside = drawn(read_arm(tmp_path / "ref"))["inside-save"].faults
+    assert [(fault.attempt, fault.point) for fault in inside if fault.rank == 1] == [
+        (5, "checkpoint-#/rank1.bin:before"),
+        (5, "checkpoint-#/rank1.bin:torn"),
+    ]
+
+
+def test_points_of_a_file_that_is_renamed() -> None:
+    events = [("write", "tmp1a2b3c_4/last.pt.tmp"), ("rename", "last.pt"), ("remove", "old.pt")]
+    assert points(SaveEvents(0, 4, events), None) == [
+        "*/last.pt.tmp:before",
+        "*/last.pt.tmp:empty",
+        "*/last.pt.tmp:torn",
+        "last.pt:before",
+    ]
+
+
+def test_what_two_threads_of_a_rank_write_is_struck_in_both(tmp_path: Path) -> None:
+    """A pointer that moves before the file behind it is written."""
+    lines = [line for step in (4, 8) for line in (file("write", f"step-{step}/a.bin", step, overlapped=True), file("write", "latest", step))]
+    inside = drawn(recorded(tmp_path / "ref", process(LAST, *lines)))["inside-save"].faults
+    assert {fault.attempt for fault in inside} == {0}
+    assert {fault.point for fault in inside} >= {"step-#/a.bin:torn", "latest:before", "latest:torn"}
+
+
+def test_a_save_of_another_thread_is_one_whatever_step_the_training_is_at(tmp_path: Path) -> None:
+    aside = [
+        file(op, f"step-{step}/{name}", at, overlapped=True)
+        for step in (4, 8)
+        for op, name, at in (("write", "a.bin", step), ("write", "b.bin", step + 1))
+    ]
+    saves = save_events(recorded(tmp_path / "ref", process(LAST, *aside)))
+    assert [(save.step, len(save.events)) for save in saves] == [(4, 2), (8, 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("4.save:model.bin:torn", ""),
+        ("8.save:checkpoint-#/state.json:before", ""),
+        ("8.save:optimizer.bin:torn", "no file of that name is written in the undisturbed run's save"),
+        ("5.save:model.bin:torn", "rank 0 saves nothing after step 5"),
+    ],
+)
+def test_a_typed_point_must_exist(tmp_path: Path, text: str, said: str) -> None:
+    arm = recorded(tmp_path / "ref", process(LAST, *SAVES))
+    asked = AuditConfig(failure=AuditFailure("kill", (text,), 0))
+    if said:
+        with pytest.raises(ConfigError, match=said):
+            planned_arms(asked, judged_arm(arm))
+    else:
+        (planned,) = planned_arms(asked, judged_arm(arm))
+        assert f"{planned.faults[0].step}.save:{planned.faults[0].point}" == text
+
+
+@pytest.mark.parametrize("text", ["4.backward:model.bin:torn", "4.save:model.bin:burnt", "4.save:model.bin"])
+def test_what_is_no_point_of_a_save_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        config.step_and_moment(text)
+    assert config.POINTS == faults.POINTS
+
+
+def test_too_few_steps_says_what_was_seen(tmp_path: Path) -> None:
+    lines = [line for line in attempt_lines(0, 0, 1) if line["type"] != "step"]
+    batches = [{"type": "batch", "n": number, "ids": [number], "hash": "x"} for number in range(2, 13)]
+    step = next(line for line in attempt_lines(0, 0, 1) if line["type"] == "step")
+    arm = recorded(tmp_path / "ref", [*lines, *batches, step | {"batches": list(range(1, 13))}])
+    assert "1 optimizer step in 12 batches, 0 saves and 0 whole epochs were seen" in str(too_few_steps(judged_arm(arm)))
+
+
+# -- checkpoints
+
+
+def test_a_checkpoint_is_finished_when_every_file_of_it_is(tmp_path: Path) -> None:
+    first = process(8, *saved(4), *saved(8)[:3])
+    found = checkpoints(recorded(tmp_path / "struck", first))
+    assert [(one.step, one.finished) for one in found] == [(4, True), (8, False)]  # of step 8 state.json is missing
+    assert found[0].paths == ("checkpoint-4/model.bin", "checkpoint-4/state.json")
+
+
+def test_a_file_that_is_not_renamed_yet_is_no_finished_checkpoint(tmp_path: Path) -> None:
+    def parts(step: int, whole: bool) -> list[Line]:
+        lines = [file("write", "last.pt.tmp", step), file("closed", "last.pt.tmp", step), file("rename", "last.pt.tmp", step, to="last.pt")]
+        return lines if whole else lines[:2]
+
+    found = checkpoints(recorded(tmp_path / "struck", process(8, *parts(4, True), *parts(8, False))))
+    assert [(one.step, one.paths, one.finished) for one in found] == [(4, ("last.pt",), True), (8, ("last.pt.tmp",), False)]
+
+
+def test_saves_that_only_the_recorder_knows_are_checkpoints_too(tmp_path: Path) -> None:
+    lines = attempt_lines(0, 0, LAST)
+    assert [(one.step, one.paths) for one in checkpoints(recorded(tmp_path / "ref", lines))] == [
+        (step, (f"out/step-{step}.pt",)) for step in (4, 8, 12, 16)
+    ]
+
+
+def test_a_process_that_only_writes_saves_after_the_step_of_its_time(tmp_path: Path) -> None:
+    write(tmp_path / "ref", 0, 0, process(LAST))
+    writer = [{"type": "process", "format": 1, "rank": 0, "world_size": 1}, file("write", "a.pt", 0, at=5.5), file("closed", "a.pt", 0, at=5.6)]
+    write(tmp_path / "ref", 0, 7, writer)
+    assert [(one.step, one.finished) for one in checkpoints(read_arm(tmp_path / "ref"))] == [(5, True)]
+
+
+def test_what_a_resume_read_is_traced_to_its_save(tmp_path: Path) -> None:
+    again = process(LAST, file("read", "checkpoint-4/model.bin", 0), file("read", "data.bin", 0), first=4, attempt=1)
+    found = reads(recorded(tmp_path / "struck", process(10, *saved(4), *saved(8)), again))
+    assert [(read.path, read.checkpoint.step if read.checkpoint else None) for read in found] == [("checkpoint-4/model.bin", 4), ("data.bin", None)]
+
+
+# -- recoverable inside a save
+
+
+def struck(path: str, how: str, step: int) -> Line:
+    return {"type": "strike", "index": 0, "kind": "kill", "moment": "save", "step": step, "path": path, "how": how, "after_step": step}
+
+
+def inside(folder: Path, second: list[Line], launch: Line) -> list[tuple[str, str]]:
+    first = process(8, *saved(4), *saved(8)[:2], struck("checkpoint-8/model.bin", "torn", 8))
+    arm = recorded(folder, first, second, launches=[{"exit_code": None, "signal": 9, "planned": True}, launch])
+    return [(finding.status, finding.message) for finding in recoverable(judged_arm(arm))]
+
+
+DEATH = "a death inside the save of step 8 (checkpoint-8/model.bin torn)"
+
+
+def test_a_job_that_goes_on_from_the_checkpoint_before_has_recovered(tmp_path: Path) -> None:
+    ((status, said),) = inside(tmp_path / "inside-save", process(LAST, first=4, attempt=1), {})
+    assert status == KEPT and said == "after 1 death inside a save (checkpoint-8/model.bin torn) it went on from a finished checkpoint"
+
+
+def test_a_job_that_begins_anew_although_a_checkpoint_lay_there_has_not(tmp_path: Path) -> None:
+    ((status, said),) = inside(tmp_path / "inside-save", process(LAST, attempt=1), {})
+    assert status == BROKEN and said == f"attempt 1 began anew after {DEATH}, although the checkpoint of step 4 had been finished"
+
+
+def test_a_job_that_does_not_start_again_has_not(tmp_path: Path) -> None:
+    second = [process(1)[0], file("read", "checkpoint-8/model.bin", 0)]
+    write(tmp_path / "inside-save", 1, 0, [])
+    (tmp_path / "inside-save" / "attempt-01" / "output.log").write_text(
+        "Traceback (most recent call last):\n  File x\npickle.UnpicklingError: torn\n"
+    )
+    ((status, said),) = inside(tmp_path / "inside-save", second, {"exit_code": 1})
+    assert status == BROKEN
+    assert said == f"after {DEATH}, attempt 1 ended with exit code 1 while it read checkpoint-8/model.bin: UnpicklingError: torn"
+
+
+def test_a_death_in_the_first_save_leaves_nothing_to_recover(tmp_path: Path) -> None:
+    first = process(4, *saved(4)[:2], struck("checkpoint-4/model.bin", "torn", 4))
+    arm = recorded(tmp_path / "inside-save", first, process(LAST, attempt=1), launches=[{"exit_code": None, "signal": 9, "planned": True}, {}])
+    assert [finding.status for finding in recoverable(judged_arm(arm))] == [KEPT]
+
+
+def test_an_arm_without_a_death_inside_a_save_says_nothing_of_it(tmp_path: Path) -> None:
+    assert list(recoverable(judged_arm(read_arm(healthy(tmp_path) / "struck")))) == []
+
+
+# -- progress
+
+
+def test_a_job_that_hangs_while_it_prints_is_told_from_one_that_stands_still(tmp_path: Path) -> None:
+    arm = recorded(tmp_path / "struck", process(LAST), launches=[{"hung": True, "exit_code": None, "signal": 9, "no_step": True}])
+    assert progress(judged_arm(arm)).message == "attempt 0 went on printing and made no step for too long and was ended"
+
+
+def test_an_arm_that_the_user_stopped_blames_nobody(tmp_path: Path) -> None:
+    healthy(tmp_path)
+    path = tmp_path / "struck" / "arm.json"
+    launches = json.loads(path.read_text())["launches"]
+    launches[-1] |= {"exit_code": None, "stopped": True}
+    path.write_text(json.dumps({"launches": launches}))
+    verdict = judge([read_arm(tmp_path / name) for name in ("ref", "ref2")], [read_arm(tmp_path / "struck")])
+    assert [(f.status, f.message) for f in verdict.findings if f.arm == "struck"] == [(NOT_CHECKED, "not run: the audit was stopped in this arm")]
+    assert verdict.status == "unknown"
+
+
+@pytest.mark.parametrize(("name", "status"), [("inside-save", KEPT), ("struck", UNKNOWN)])
+def test_of_the_points_of_one_save_those_that_happened_count(tmp_path: Path, name: str, status: str) -> None:
+    arm = recorded(tmp_path / name, process(LAST, struck("a", "torn", 4)), launches=[{}])
+    planned = {0: "kill of rank 0 at step 4 (save: a torn)", 1: "kill of rank 0 at step 4 (save: b torn)"}
+    assert progress(judged_arm(replace(arm, planned=planned))).status == status
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ("", ""),
+        ("all is well\n", "all is well"),
+        ("Traceback (most recent call last):\n  File a\nKeyError: 'x'\n", "KeyError: 'x'"),
+        ("Traceback (most recent call last):\n  File a\nValueError: old\ngoing on\n" + "step\n" * 50, "step"),
+        ("[rank1]: Traceback (most recent call last):\n[rank1]:   File a\n[rank1]: a.b.OddError: no\n[rank1]: read this\n", "OddError: no"),
+        (
+            "Traceback (most recent call last):\n  File a\n_pickle.UnpicklingError: Weights only load failed.\n\t(1) do\nRead the docs\n",
+            "UnpicklingError: Weights only load failed",
+        ),
+    ],
+)
+def test_the_last_words_of_a_job_are_its_error(tmp_path: Path, printed: str, said: str) -> None:
+    (tmp_path / "attempt-01").mkdir()
+    (tmp_path / "attempt-01" / "output.log").write_text(printed)
+    assert last_words(tmp_path, 1) == last_words(tmp_path) == said
+
+
+def test_what_a_job_read_in_whole_is_not_what_it_died_of(tmp_path: Path) -> None:
+    lines = [process(1)[0], file("read", "last.pt", 0), {"type": "load", "path": "/x/last.pt", "after_step": 0}]
+    arm = recorded(tmp_path / "struck", process(4), lines, launches=[{}, {"exit_code": 1}])
+    assert how_it_ended(arm, arm.launches[1]) == "exit code 1 after it had read last.pt"
+
+
+# -- the runner
+
+
+def job(**keys: Any) -> Job:
+    return Job(("sh", "-c", "true"), AuditKeys(**keys), Path("/nowhere"))
+
+
+def test_the_newest_match_stands_for_latest_and_without_one_there_is_no_resume(tmp_path: Path) -> None:
+    words = job(resume="--resume {latest:**/checkpoint-*} --strict")
+    assert words.command(tmp_path, 1) == ["sh", "-c", "true"]
+    for number, name in enumerate(("checkpoint-9", "checkpoint-10", "other")):
+        (tmp_path / "work" / "runs" / name).mkdir(parents=True)
+        os.utime(tmp_path / "work" / "runs" / name, (1, 1 + number // 2 * 5))
+    assert words.command(tmp_path, 1)[3:] == ["--resume", str(tmp_path / "work" / "runs" / "checkpoint-10"), "--strict"]
+    assert words.command(tmp_path, 0) == ["sh", "-c", "true"]
+
+
+def test_a_job_may_make_no_step_for_many_times_its_longest_gap(tmp_path: Path) -> None:
+    arm = recorded(tmp_path / "ref", process(LAST), launches=[{"seconds": 24.0}])
+    assert longest_gap(arm) == 9.0  # 15 s from the first step to the last
+    assert job().beside(arm).no_step_s == 90.0 and job(no_step_s=7.0).beside(arm).no_step_s == 7.0
+    assert job().beside(recorded(tmp_path / "ref2", process(LAST), launches=[{"seconds": 15.0}])).no_step_s == 60.0
+
+
+def test_a_step_is_seen_when_its_line_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "attempt-00").mkdir()
+    record = tmp_path / "attempt-00" / "rank0-1.jsonl"
+    record.write_text('{"type":"process"}\n')
+    steps = Steps(tmp_path)
+    record.write_text('{"type":"process"}\n{"type":"step"')
+    steps.seconds_without()
+    assert not steps.any
+    with record.open("a") as lines:
+        lines.write(',"step":1}\n')
+    steps.seconds_without()
+    assert steps.any
+
+
+# Writes one step an attempt, and how each attempt ends: at step `died` of attempt 0 by a planned failure.
+_WRITES = """
+import json, os, sys
+folder = os.path.join(os.environ["ECRL_RECORD"], "attempt-%02d" % int(os.environ["ECRL_ATTEMPT"]))
+first, last = {first}
+with open(folder + "/rank0-1.jsonl", "w") as lines:
+    def say(**line): print(json.dumps(line, separators=(",", ":")), file=lines)
+    say(type="process", format=1, rank=0, world_size=1)
+    say(type="start", params="p%d" % first, optimizer="o", entries=1)
+    for step in range(first + 1, last + 1):
+        say(type="step", step=step - first, params="p%d" % step, optimizer="o")
+    if "{strike}" and int(os.environ["ECRL_ATTEMPT"]) == 0:
+        say(type="strike", index=0, kind="{strike}", moment="before", step=last)
+sys.exit({code})
+"""
+
+
+def attempts_of(folder: Path, last: int, **words: Any) -> list[int | None]:
+    from ecrl_cli.audit.plan import PlannedFault
+
+    code = _WRITES.format(first="(0, 4) if os.environ['ECRL_ATTEMPT'] == '0' else (4, 8)", **words)
+    asked = Job(("python3", "-c", code), AuditKeys(max_restarts=0), Path("/nowhere"), last=last)
+    fault = PlannedFault(0, 0, words["strike"] or "kill", 0, 4, "before")
+    return [launch.exit_code for launch in run_arm(asked, folder / "arm", (fault,), lambda text: None)]
+
+
+def test_a_job_that_ends_well_when_asked_to_stop_is_started_again_until_its_last_step(tmp_path: Path) -> None:
+    assert attempts_of(tmp_path, 8, strike="term", code=0) == [0, 0]
+    assert attempts_of(tmp_path, 4, strike="term", code=0) == [0]  # it has come to its end
+    assert attempts_of(tmp_path, 8, strike="", code=0) == [0]  # nobody asked it
+
+
+def test_planned_deaths_are_no_restarts_of_the_jobs_own(tmp_path: Path) -> None:
+    assert attempts_of(tmp_path, 8, strike="kill", code="1 if os.environ['ECRL_ATTEMPT'] == '0' else 0") == [1, 0]
+    assert attempts_of(tmp_path, 8, strike="", code="1 if os.environ['ECRL_ATTEMPT'] == '0' else 0") == [1]
+
+
+def test_processes_may_take_some_seconds_to_notice_a_death() -> None:
+    assert runner._LEAVE_S > 2 * 5.0  # torch's MP_STATUS_CHECK_INTERVAL
+
+
+# -- secrets and seeds
+
+
+def test_secrets_of_a_command_line_are_masked() -> None:
+    words = "env HF_TOKEN=s1 python t.py --api-key s2 --token=s3 --tokenizer g --wandb.api_key=s4 --max-tokens 5 https://u:s5@h/x --hf-token --out d"
+    shown = masked(words.split())
+    assert not any(f"s{number}" in word for word in shown for number in range(1, 6))
+    kept = ["env", "python", "t.py", "--api-key", "--tokenizer", "g", "--max-tokens", "5", "--hf-token", "--out", "d"]
+    assert [word for word in shown if "***" not in word] == kept
+    assert masked_text("--resume {dir}/x  --secret  abc") == "--resume {dir}/x  --secret  ***"
