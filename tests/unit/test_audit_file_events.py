@@ -14,6 +14,9 @@ import pytest
 
 from ecrl.faults import matches
 from ecrl.files import looks_binary
+from ecrl_cli.audit.checkpoints import checkpoints
+from ecrl_cli.audit.records import read_arm
+from tests.unit.audit_recordings import write
 
 HERE = Path(__file__).parents[2]
 STARTUP = HERE / "src" / "ecrl" / "startup"
@@ -307,3 +310,16 @@ def test_what_holds_no_state_is_told_by_its_name() -> None:
         assert not looks_binary(name), name
     for name in ("last.pt", "last.pt.tmp", "checkpoint-5", "model.safetensors", "__0_0.distcp", "state"):
         assert looks_binary(name), name
+
+
+def test_a_rename_that_a_failure_came_before_did_not_happen(tmp_path: Path) -> None:
+    """Its line is written first: the checkpoint of step 2 never got its name."""
+    lines: list[dict[str, Any]] = [{"type": "process", "format": 1, "rank": 0, "world_size": 1, "attempt": 0}]
+    for step in (1, 2):
+        lines.append({"type": "step", "step": step, "losses": [0.5], "params": str(step)})
+        for event in ({"op": "write", "path": "a.tmp"}, {"op": "closed", "path": "a.tmp"}, {"op": "rename", "path": "a.tmp", "to": "a.pt"}):
+            lines.append({"type": "file", "after_step": step, **event})
+    write(tmp_path, 0, 0, lines)
+    assert [(one.step, one.finished) for one in checkpoints(read_arm(tmp_path))] == [(1, True), (2, True)]
+    write(tmp_path, 0, 0, [*lines, {"type": "strike", "index": 0, "kind": "kill", "moment": "save", "step": 2, "path": "a.pt", "how": "before"}])
+    assert [(one.step, one.finished) for one in checkpoints(read_arm(tmp_path))] == [(1, True), (2, False)]

@@ -207,7 +207,14 @@ def _events(process: Process) -> Iterable[dict[str, Any]]:
             yield {**save, "op": "link", "path": path}
         elif save.get("renamed") and relative not in names and not any(_below(name, relative) for name in names):
             yield {**save, "op": "rename", "path": str(save["renamed"]), "to": path}
-    yield from process.files
+    yield from _happened(process)
+
+
+def _happened(process: Process) -> list[dict[str, Any]]:
+    """The file events but for the one that a planned failure came before: its line is written first."""
+    struck = {str(fault.get("path") or "") for fault in process.faults if fault.get("how") == "before"} - {""}
+    last = max((place for place, event in enumerate(process.files) if str(event.get("to") or event.get("path")) in struck), default=None)
+    return [event for place, event in enumerate(process.files) if place != last]
 
 
 def _relative(path: str, names: set[str]) -> str:
