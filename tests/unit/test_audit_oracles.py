@@ -317,3 +317,15 @@ def test_the_page_is_not_written_through_a_strangers_link(recorded: Path, tmp_pa
     with pytest.raises(RunDirectoryError, match="is a symbolic link"):
         write_result(recorded, judge_folder(recorded, None, "auto"), {})
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_lines_that_say_nothing_are_bounded_and_a_deep_one_is_no_torn_end(tmp_path: Path) -> None:
+    healthy(tmp_path / "audit")
+    (path,) = (tmp_path / "audit" / "struck" / "attempt-02").glob("rank0-*.jsonl")
+    whole = path.read_text()
+    path.write_text(whole + '{"type":"x","deep":' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    verdict = judge_folder(tmp_path / "audit", None, "auto")
+    assert verdict.status == "unknown" and "nested too deep" in verdict.diagnosis
+    path.write_text(whole + "\n" * 200_000)
+    with pytest.raises(RecordError, match="empty lines"):
+        judge_folder(tmp_path / "audit", None, "auto")

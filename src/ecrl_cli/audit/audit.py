@@ -61,7 +61,7 @@ def run_audit(config: AuditConfig, words: tuple[str, ...], say: Say) -> tuple[Pa
     faulted = [_faulted(job, arm, folder, say) for arm in plan]
     if config.audit.cold:
         faulted += _cold(job, references[0], folder, say)
-    verdict = judge(references, faulted, config.audit.order)
+    verdict = judge(references, faulted, config.audit.order, config.audit.anew)
     write_result(folder, verdict, {"command": masked(words), "config": _without_secrets(config), "plan": [encode(arm) for arm in plan]})
     return folder, verdict
 
@@ -143,13 +143,19 @@ def order_of(asked: dict[str, Any]) -> str:
     return order if order in ORDERS else ORDERS[0]
 
 
-def judge_folder(folder: Path, reference: Path | None, order: str) -> AuditVerdict:
+def anew_of(asked: dict[str, Any]) -> bool:
+    """What `audit.anew` was then."""
+    keys = asked.get("config", {}).get("audit")
+    return isinstance(keys, dict) and keys.get("anew") is True
+
+
+def judge_folder(folder: Path, reference: Path | None, order: str, anew: bool = False) -> AuditVerdict:
     """Judge the recording under `folder`, whoever made it; `reference`: an arm, or a folder of arms, from elsewhere."""
     references, faulted = arms_of(folder)
     if reference is not None:
         others, arms = arms_of(reference)
         references = others or arms
-    return judge(references, faulted, order)
+    return judge(references, faulted, order, anew)
 
 
 def write_result(folder: Path, verdict: AuditVerdict, more: dict[str, Any]) -> None:

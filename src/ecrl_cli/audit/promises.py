@@ -100,8 +100,8 @@ def complete_record(judged: Judged) -> Finding:
     return Finding(promise, KEPT, "every rank of every attempt is on record", arm)
 
 
-def right_checkpoint(judged: Judged) -> Finding:
-    """Each attempt resumed from the newest checkpoint that was complete when the previous attempt died."""
+def right_checkpoint(judged: Judged, anew: bool = False) -> Finding:
+    """Each attempt resumed from the newest checkpoint that was complete when the previous attempt died. `anew`: the job is meant to begin anew."""
     promise, arm = "right checkpoint", judged.arm.name
     for begun in judged.path.resumed:
         if begun.after is None or begun.proof == "load":
@@ -113,16 +113,16 @@ def right_checkpoint(judged: Judged) -> Finding:
         if behind < newest:
             said = f"attempt {begun.attempt} went on after step {behind}, and a checkpoint of step {newest} had been finished"
             return Finding(promise, BROKEN, said, arm, newest, tuple(f"read {path}" for path in begun.loaded[:SHOWN]))
-    anew = [begun for begun in judged.path.resumed if begun.after == 0 and begun.began]
-    for begun in anew:
-        if begun.first_save is None:
+    began_anew = [begun for begun in judged.path.resumed if begun.after == 0 and begun.began]
+    for begun in began_anew:
+        if begun.first_save is None and not anew:
             said = f"attempt {begun.attempt} began anew: nothing that the job saves before its end is on record (audit.anew=true if it is meant to)"
             return Finding(promise, UNKNOWN, said, arm)
     known = [begun for begun in judged.path.resumed if begun.newest_saved is not None and begun.after is not None and begun.proof == "content"]
     if known:
         steps = ", ".join(f"step {begun.after}" for begun in known)
         return Finding(promise, KEPT, f"each attempt went on from the newest finished checkpoint: {steps}", arm)
-    if anew:
+    if began_anew:
         return Finding(promise, KEPT, "no checkpoint had been finished: the job began anew", arm)
     proved = [begun for begun in judged.path.resumed if begun.proof == "content"]
     steps = ", ".join(f"step {begun.after}" for begun in proved)

@@ -30,6 +30,7 @@ from ecrl_cli.records.journal import read_json
 
 FORMAT = 1
 MAX_FILE, MAX_LINE, MAX_FILES = 2**30, 2**22, 4096
+MAX_BLANK = 10_000  # empty lines of one file
 MAX_ARM = 2**31  # bytes of all records of one arm together
 _ATTEMPT = re.compile(r"^attempt-(\d{2,6})$")
 
@@ -176,6 +177,7 @@ def read_process(path: Path, attempt: int) -> Process:
 
 
 def _lines(path: Path, process: Process) -> Iterator[dict[str, Any]]:
+    blank = 0
     with path.open("rb") as file:
         while data := file.readline(MAX_LINE + 1):
             if len(data) > MAX_LINE:
@@ -183,9 +185,17 @@ def _lines(path: Path, process: Process) -> Iterator[dict[str, Any]]:
             if process.torn:
                 process.troubles.append(f"{path.name}: a damaged line stands in the middle of the record")
                 process.torn = 0
+            if not data.strip():
+                blank += 1
+                if blank > MAX_BLANK:
+                    raise RecordError(path.name, f"has more than {MAX_BLANK} empty lines")
+                continue
             try:
                 line = json.loads(data)
-            except (ValueError, RecursionError):
+            except RecursionError:
+                process.troubles.append(f"{path.name}: a line is nested too deep to be read")
+                continue
+            except ValueError:
                 process.torn += 1
                 continue
             if not isinstance(line, dict) or not isinstance(line.get("type"), str):

@@ -75,8 +75,8 @@ def arms_of(folder: Path) -> tuple[list[Arm], list[Arm]]:
     return [arm for arm in arms if arm.name.startswith("ref")], [arm for arm in arms if not arm.name.startswith("ref")]
 
 
-def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto") -> AuditVerdict:
-    """Judge every arm with faults against the first reference."""
+def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto", anew: bool = False) -> AuditVerdict:
+    """Judge every arm with faults against the first reference. `order`, `anew`: as `audit.order` and `audit.anew`."""
     references, faulted = list(references), list(faulted)
     kinds = sorted({str(p.start["digest"]) for arm in (*references, *faulted) for p in arm.processes if p.start and p.start.get("digest")})
     if len(kinds) > 1:
@@ -102,7 +102,8 @@ def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto"
     for judged in arms:
         if cold is not None:
             findings.append(promises.state_used(judged, cold, reference))
-        findings += [*of_arm(judged, reference, steady, order), same_files(inventories, judged, steady.exact)]
+        findings += of_arm(judged, reference, steady, order)
+        findings += [promises.right_checkpoint(judged, anew), same_files(inventories, judged, steady.exact)]
     troubles = _troubles([*undisturbed, *arms])
     return _verdict(findings, troubles, arms, undisturbed)
 
@@ -114,7 +115,6 @@ def of_arm(judged: Judged, reference: Judged | None, steady: Determinism, order:
         samples.same_input(judged, reference if steady.stable("input") else None),
         *restored(judged, reference, steady.stable),
         *(samples.same_overflows(judged, reference if steady.exact else None)),
-        promises.right_checkpoint(judged),
         promises.same_trajectory(judged, reference, steady),
         promises.same_end(judged, reference, steady),
         *saving.recoverable(judged),

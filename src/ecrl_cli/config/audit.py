@@ -35,6 +35,7 @@ class AuditKeys:
     hung; `start_timeout_s`: the same before its first step; `no_step_s`: so is one that makes no step for this long, whatever it prints (0: ten
     times the undisturbed run's longest gap between steps, and at least 60 s). `max_restarts`: after deaths that were not planned. `seed`: seeds
     python, numpy and torch in each process (-1: not). `own_dir`: the job writes only to ECRL_ARM_DIR, and its command needs no {dir}.
+    `anew`: the job is meant to begin anew after a death: nothing that it saves is to be gone on from.
     """
 
     resume: str = ""
@@ -50,6 +51,7 @@ class AuditKeys:
     no_step_s: float = at_least(0.0, 0.0)
     seed: int = at_least(-1, -1)
     own_dir: bool = False
+    anew: bool = False
 
 
 @dataclass(frozen=True)
