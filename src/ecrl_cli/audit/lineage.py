@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ecrl_cli.audit.records import Arm, Process, Step
+from ecrl_cli.audit.saving import checkpoints
 
 _DIGITS = re.compile(r"\d+")
 
@@ -71,6 +72,7 @@ def path_of(arm: Arm) -> Path:
     first = next((sizes[number] for number in sorted(sizes) if sizes[number]), 0)
     resized = frozenset(number for number, size in sizes.items() if size not in (0, first))
     writers = _writers(arm, sizes)
+    by_files = checkpoints(arm) if any(process.files for process in arm.processes) else None
     for number in sorted(arm.attempts):
         processes = arm.attempts[number]
         begun = _resumed(number, processes, states, saves) if offsets else Resumed(number, 0, "first", (), None, 0, None)
@@ -80,6 +82,10 @@ def path_of(arm: Arm) -> Path:
         _overwrite(steps, again, processes, (number, sizes), offset)
         for process in processes:
             states += _states(process, offset)
+        if by_files is not None:
+            whole = [one for one in by_files if one.attempt == number and one.finished and not one.overlapped]
+            saves += [(offset + one.step, path) for one in whole for path in one.paths]
+            continue
         finished: dict[tuple[int, str], set[tuple[str, int]]] = {}
         for path, rank, step in _finished(processes):
             finished.setdefault((step, _checkpoint(path)), set()).add((path, rank))
@@ -147,7 +153,7 @@ def _states(process: Process, offset: int) -> list[tuple[int, str, str]]:
 def _resumed(attempt: int, processes: list[Process], states: list[tuple[int, str, str]], saves: list[tuple[int, str]]) -> Resumed:
     loaded = tuple(dict.fromkeys(str(load.get("path", "")) for process in processes for load in process.loads))
     families = {family(path) for path in loaded}
-    saved = [step for step, path in saves if not families or family(path) in families]
+    saved = [step for step, path in saves if not families or any(f"/{one}".endswith(f"/{family(path)}") for one in families)]
     newest = max(saved, default=None)
     starts = [process.start for process in processes if process.start is not None]
     declared = [process.steps[0].number - 1 for process in processes if process.steps and process.steps[0].declared]

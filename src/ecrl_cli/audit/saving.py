@@ -1,5 +1,4 @@
-"""What an arm saved and read, by its file events and the saves that the recorder knows: checkpoints, finished or not, what a resume read, and
-whether the job recovers from a death inside a save."""
+"""What an arm saved and read, by its file events and the saves that the recorder knows: checkpoints, finished or not, and what a resume read."""
 
 from __future__ import annotations
 
@@ -10,13 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ecrl.files import looks_binary
-from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, Finding, Judged
-from ecrl_cli.audit.lineage import Resumed
-from ecrl_cli.audit.progress import how_it_ended
-from ecrl_cli.audit.records import Arm, Launch, Process
-from ecrl_cli.errors import plural
+from ecrl_cli.audit.records import Arm, Process
 
-RECOVERABLE = "recoverable inside a save"
 _DIGITS = re.compile(r"\d+")
 _RANDOM = re.compile(r"(?<![a-zA-Z])tmp[a-z0-9_]{8}(?![a-zA-Z0-9])|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{16,}")
 
@@ -92,7 +86,7 @@ def reads(arm: Arm) -> list[Read]:
     """What each attempt after the first read of the arm's folder before its first step, in order, and which checkpoint that was."""
     saved = checkpoints(arm)
     found = []
-    for attempt, process in _processes(arm):
+    for attempt, process in processes_of(arm):
         if attempt == min(arm.attempts, default=0):
             continue
         for event in process.files:
@@ -156,14 +150,15 @@ def _below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder + "/")
 
 
-def _processes(arm: Arm) -> Iterator[tuple[int, Process]]:
+def processes_of(arm: Arm) -> Iterator[tuple[int, Process]]:
+    """(attempt, process) of all, those that trained nothing included."""
     for attempt in sorted(arm.attempts):
         for process in (*arm.attempts[attempt], *arm.others.get(attempt, ())):
             yield attempt, process
 
 
 def _written(arm: Arm) -> Iterator[_Written]:
-    for attempt, process in _processes(arm):
+    for attempt, process in processes_of(arm):
         yield from _of_process(arm, attempt, process)
 
 
@@ -250,88 +245,7 @@ def _usual(groups: list[list[_Written]]) -> set[tuple[int, str]]:
 
 
 def _removals(arm: Arm) -> Iterator[tuple[int, float, str]]:
-    for attempt, process in _processes(arm):
+    for attempt, process in processes_of(arm):
         for event in process.files:
             if event.get("op") == "remove":
                 yield attempt, float(event.get("at") or 0.0), str(event.get("path", ""))
-
-
-@dataclass(frozen=True)
-class Death:
-    """A planned failure inside a save, in attempt `attempt`, at step `step` of the job. `path` and `how`: which file, in which state; empty where
-    the files of the save are not on record."""
-
-    attempt: int
-    step: int
-    path: str
-    how: str
-
-    def __str__(self) -> str:
-        return f"{self.path} {self.how}" if self.path else f"step {self.step}"
-
-
-def deaths(arm: Arm) -> list[Death]:
-    """Those inside a save, in order."""
-    return [
-        Death(attempt, int(fault["step"]), str(fault.get("path") or ""), str(fault.get("how") or ""))
-        for attempt, process in _processes(arm)
-        for fault in process.faults
-        if fault.get("moment") == "save"
-    ]
-
-
-def recoverable(judged: Judged) -> Iterator[Finding]:
-    """After each death inside a save the job went on from a finished checkpoint: it did not begin anew although one had been finished, did not go on
-    from a torn file, did not fail to start. Nothing where no failure was injected inside a save."""
-    arm, inside = judged.arm, deaths(judged.arm)
-    if not inside or arm.stopped:
-        return
-    found = [finding for death in inside for finding in [_after(judged, death)] if finding is not None]
-    yield from (finding for finding in found if finding.status == BROKEN)
-    if any(finding.status == BROKEN for finding in found):
-        return
-    told = ", ".join(dict.fromkeys(map(str, inside)))
-    if len(found) == len(inside):
-        yield Finding(RECOVERABLE, NOT_CHECKED, f"what the job went on from after {told} is not on record", arm.name)
-        return
-    yield Finding(RECOVERABLE, KEPT, f"after {plural(len(inside), 'death')} inside a save ({told}) it went on from a finished checkpoint", arm.name)
-
-
-def _after(judged: Judged, death: Death) -> Finding | None:
-    """A finding if the attempt after `death` did not recover, or if that is not known."""
-    arm = judged.arm
-    following = [number for number in sorted({*arm.attempts, *(launch.attempt for launch in arm.launches)}) if number > death.attempt]
-    if not following:
-        return Finding(RECOVERABLE, NOT_CHECKED, f"nothing was started after {death}", arm.name)
-    attempt, where = following[0], f"a death inside the save of step {death.step}" + (f" ({death})" if death.path else "")
-    failed = _failed_to_start(arm, attempt)
-    if failed is not None:
-        again = ", and so did the next" if len(following) > 1 and _failed_to_start(arm, following[1]) is not None else ""
-        return Finding(RECOVERABLE, BROKEN, f"after {where}, attempt {attempt} ended with {how_it_ended(arm, failed)}{again}", arm.name, death.step)
-    begun = next((one for one in judged.path.resumed if one.attempt == attempt), None)
-    if begun is None or not any(process.steps for process in arm.attempts.get(attempt, ())):
-        return Finding(RECOVERABLE, NOT_CHECKED, f"attempt {attempt} has no step on record", arm.name)
-    return _went_on(judged, death, begun, where)
-
-
-def _failed_to_start(arm: Arm, attempt: int) -> Launch | None:
-    """The launch of `attempt`, if it ended by itself without a step."""
-    stepped = any(process.steps for process in arm.attempts.get(attempt, ()))
-    return next((one for one in arm.launches if one.attempt == attempt and not one.planned and one.exit_code != 0 and not stepped), None)
-
-
-def _went_on(judged: Judged, death: Death, begun: Resumed, where: str) -> Finding | None:
-    arm, offsets = judged.arm, judged.path.offsets
-    before = [one for one in checkpoints(arm) if one.finished and one.attempt <= death.attempt and offsets.get(one.attempt, 0) + one.step > 0]
-    torn = [read.path for read in reads(arm) if read.attempt == begun.attempt and read.path == death.path and death.how in ("empty", "torn")]
-    if begun.after is None:
-        if not torn:
-            return Finding(RECOVERABLE, NOT_CHECKED, f"where attempt {begun.attempt} went on is not known", arm.name)
-        return Finding(RECOVERABLE, BROKEN, f"attempt {begun.attempt} went on from {torn[0]}, which was {death.how} by {where}", arm.name, death.step)
-    if begun.after == 0 and before:
-        newest = max(before, key=lambda one: (offsets.get(one.attempt, 0) + one.step, one.at))
-        step = offsets.get(newest.attempt, 0) + newest.step
-        gone = ", and was removed before the next was finished" if newest.removed is not None and newest.removed[0] <= death.attempt else ""
-        said = f"attempt {begun.attempt} began anew after {where}, although the checkpoint of step {step} had been finished{gone}"
-        return Finding(RECOVERABLE, BROKEN, said, arm.name, step)
-    return None

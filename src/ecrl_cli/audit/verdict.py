@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.audit import components, progress, promises, samples, saving
+from ecrl_cli.audit import components, inside_save, progress, promises, samples
 from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged, judged_arm
 from ecrl_cli.audit.records import MAX_STEP, Arm, read_arm
 from ecrl_cli.config.codec import encode
@@ -21,7 +21,7 @@ _CAUSES = (
     "exactly once",
     "same input",
     "restored",
-    saving.RECOVERABLE,
+    inside_save.RECOVERABLE,
     "right checkpoint",
     "same trajectory",
     "same end",
@@ -66,8 +66,8 @@ def arms_of(folder: Path) -> tuple[list[Arm], list[Arm]]:
     return [arm for arm in arms if arm.name.startswith("ref")], [arm for arm in arms if not arm.name.startswith("ref")]
 
 
-def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto") -> AuditVerdict:
-    """Judge every arm with faults against the first reference."""
+def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto", planned: Iterable[str] = ()) -> AuditVerdict:
+    """Judge every arm with faults against the first reference. `planned`: the names of all arms that were to be run."""
     references, faulted = list(references), list(faulted)
     kinds = sorted({str(p.start["digest"]) for arm in (*references, *faulted) for p in arm.processes if p.start and p.start.get("digest")})
     if len(kinds) > 1:
@@ -84,7 +84,8 @@ def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto"
     stable = not findings or findings[0].status != UNKNOWN
     reference = undisturbed[0] if undisturbed else None
     every = [judged_arm(arm, reference, components.unseeded(undisturbed)) for arm in faulted]
-    findings += [progress.not_run(judged.arm) for judged in every if judged.arm.stopped]
+    ended = {judged.arm.name for judged in every if not judged.arm.stopped}
+    findings += [progress.not_run(name) for name in dict.fromkeys([*planned, *(judged.arm.name for judged in every)]) if name not in ended]
     arms = [judged for judged in every if judged.arm.name != promises.COLD and not judged.arm.stopped]
     started_cold = next((judged for judged in every if judged.arm.name == promises.COLD), None)
     for judged in arms:
@@ -98,7 +99,7 @@ def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto"
             promises.right_checkpoint(judged),
             promises.same_trajectory(judged, reference, stable),
             promises.same_end(judged, reference, stable),
-            *saving.recoverable(judged),
+            *inside_save.recoverable(judged),
             progress.progress(judged),
         ]
     troubles = _troubles([*undisturbed, *arms])
