@@ -1,8 +1,10 @@
-"""The Trainer of Hugging Face's transformers, gradient accumulation, checkpoints in the middle of an epoch. It comes back exactly.
+"""The Trainer of Hugging Face's transformers, gradient accumulation, checkpoints in the middle of an epoch. It comes back exactly, also after a
+death inside a save: it chooses its checkpoint itself, because `get_last_checkpoint` takes the highest number, finished or not.
 
 ecrl audit -- python examples/jobs/trainer_job.py --out {dir}
 """
 
+import json
 from pathlib import Path
 
 import torch
@@ -11,7 +13,6 @@ from options import parse
 from torch import nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 BUGS = {
     "no data skip": "ignore_data_skip: the resumed epoch begins anew",
@@ -49,9 +50,23 @@ class Model(nn.Module):
         return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
+def finished(checkpoint):
+    """Whether the file that the Trainer writes last, in one process, is there and whole."""
+    try:
+        return bool(json.loads((checkpoint / "trainer_state.json").read_text()))
+    except (OSError, ValueError):
+        return False
+
+
+def newest_checkpoint(out):
+    """The newest finished checkpoint, None if there is none."""
+    checkpoints = sorted(Path(out).glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
+    return next((str(checkpoint) for checkpoint in reversed(checkpoints) if finished(checkpoint)), None)
+
+
 def broken_checkpoint(out, bug):
     """The checkpoint to go on from; the file that `bug` names is gone."""
-    newest = get_last_checkpoint(out)
+    newest = newest_checkpoint(out)
     if newest and bug == "older checkpoint":
         newest = str(min(Path(out).glob("checkpoint-*"), key=lambda path: int(path.name[11:])))
     lost = {"generators lost": "rng_state.pth", "optimizer lost": "optimizer.pt", "schedule lost": "scheduler.pt"}.get(bug)

@@ -118,6 +118,8 @@ def tensor_bytes(value: Any) -> Any:
         flat = local.to("cpu").contiguous().reshape(-1)
         if flat.numel() == 0:
             return b""
+        if flat.stride() != (1,):  # of a single element any stride is contiguous, and only 1 can be viewed as bytes
+            flat = flat.new_empty(flat.shape).copy_(flat)
         return flat.view(torch.uint8).numpy().data
 
 

@@ -122,9 +122,13 @@ class Faults:
         """The parameters are updated, nothing of it is recorded or known to the job yet."""
         self._inject("optimizer", step)
 
-    def in_save(self, steps: int) -> Optional[Dict[str, Any]]:
-        """The failure that is due in the save after `steps`, at no point that is named: its file will be torn."""
+    def in_save(self, steps: int, aside: bool = False) -> Optional[Dict[str, Any]]:
+        """The failure that is due in the save after `steps`, at no point that is named: its file will be torn. `aside`: another thread saves, and
+        training may have gone on since."""
         entry = self._due("save", steps)
+        while entry is None and aside and steps > 0:
+            steps -= 1
+            entry = self._due("save", steps)
         return {**entry, "how": "torn"} if entry is not None else None
 
     def at_file(self, path: str, points: Tuple[str, ...], steps: int) -> Optional[Dict[str, Any]]:

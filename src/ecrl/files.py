@@ -1,15 +1,13 @@
 """File events of the job below the folder of its arm (ECRL_ARM_DIR): opening to write and to read, renaming, removing, linking, truncating.
 
-Python's own audit events show them, in any thread; writers in C++, which raise none, are wrapped. A planned failure inside a save is injected here.
+What calls it is hooked in file_hooks.py. A planned failure inside a save is injected here.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import re
-import stat
 import sys
 import threading
 import time
@@ -25,7 +23,6 @@ _PER_PATH = {"append": 3, "read": 8}  # lines of one path before they become rar
 _MANY = 1_000
 _HELD = 500  # events that wait for the rank of their process to be known
 _LOOKS = 16  # steps after which a file that stays open is no part of a save
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _SLOW_WRITER_S = 1.0  # how long a torn file of another thread waits for the training thread to get on
 # Suffixes of files that hold no state of a training job. Of JSON and YAML nobody knows; a checkpoint has another file beside them.
 _TEXT = re.compile(
@@ -44,7 +41,8 @@ class FileEvents:
 
     def __init__(self, recording: Recording, folder: str) -> None:
         self.recording, self.pid = recording, os.getpid()
-        self.roots = tuple(dict.fromkeys((os.path.abspath(folder) + os.sep, os.path.realpath(folder) + os.sep)))
+        places = (os.path.abspath(folder), os.path.realpath(folder)) if folder else ()  # none: what is planned for a save happens all the same
+        self.roots = tuple(dict.fromkeys(place + os.sep for place in places))
         self._held: List[Tuple[str, Dict[str, Any]]] = []
         self._counts: Dict[Tuple[str, str], Tuple[int, int]] = {}  # lines of an operation on a path, and the step of the last one
         self._lines = {"read": 0, "other": 0}
@@ -123,6 +121,7 @@ class FileEvents:
 
     def opens(self, path: str, append: bool = False) -> None:
         """`path` is about to be opened for writing."""
+        self.inject(path, ("before",))
         self.note("write", path, append=append)
         self.inject(path, POINTS)
         if not append:
@@ -157,17 +156,18 @@ class FileEvents:
         """`source` is about to be called `target`."""
         if source in self._open:
             self.closed(source)
-        self.note("rename", source, to=target)
         self.inject(target, ("before",))
+        self.note("rename", source, to=target)
         found = self.follower()
         entry = found.faults.at_file(self.relative(target), ("empty", "torn", "after"), found.steps) if found is not None else None
         if entry is not None:
+            entry["after_step"] = found.steps
             self.pending[target] = entry  # `closed` comes when it is renamed
 
     def removes(self, op: str, path: str) -> None:
         self._open.pop(path, None)
-        self.note(op, path)
         self.inject(path, ("before",))
+        self.note(op, path)
 
     # -- planned failures
 
@@ -178,9 +178,10 @@ class FileEvents:
             return
         entry = found.faults.at_file(self.relative(path), points, found.steps)
         if entry is None and "torn" in points and looks_binary(path):
-            entry = found.faults.in_save(found.steps)
+            entry = found.faults.in_save(found.steps, self.in_another_thread(found, threading.get_ident()))
         if entry is None:
             return
+        entry["after_step"] = found.steps
         if entry["how"] in ("before", "empty"):
             self.strike(entry, path)
         else:
@@ -190,15 +191,15 @@ class FileEvents:
     def strike(self, entry: Dict[str, Any], path: str) -> None:
         """Bring the file to the state that is planned, and carry out the failure. PlannedFailure, where the job is to see an exception."""
         found = self.follower()
-        _own.busy = True  # what is done here is none of the job's doing
+        own.busy = True  # what is done here is none of the job's doing
         try:
             self.damage(entry["how"], path)
             if self.in_another_thread(found, threading.get_ident()):
                 _let_training_go_on(found)  # a slow writer: what another thread does meanwhile is done
         finally:
-            _own.busy = False
+            own.busy = False
         self.flush()
-        found.faults.carry_out_inside(entry, found.steps, self.relative(path))
+        found.faults.carry_out_inside(entry, entry["after_step"], self.relative(path))
 
     @staticmethod
     def damage(how: str, path: str) -> None:
@@ -233,7 +234,7 @@ class _Closing:
             self._descriptor = next((fd for fd, path in _descriptors() if path == self._path), "")
         elif _leads_to(self._descriptor) != self._path:
             sys.setprofile(None)
-            _safely(lambda: self._files.closed(self._name))
+            safely(lambda: self._files.closed(self._name))
 
 
 def _let_training_go_on(found: Any) -> None:
@@ -264,19 +265,18 @@ def _leads_to(descriptor: str) -> str:
 
 
 _existing: Optional[FileEvents] = None
-_own = threading.local()
+own = threading.local()
 
 
 def events() -> Optional[FileEvents]:
     """Those of this process; None where nothing is recorded, or in a worker of a loader."""
     global _existing
-    if _existing is not None and _existing.pid == os.getpid():
-        return _existing if not _in_loader_worker() else None
-    recording, folder = current(), os.environ.get(ARM_DIR)
-    if recording is None or not folder or _in_loader_worker():
+    recording = current()
+    if recording is None or _in_loader_worker():
         return None
-    _existing = FileEvents(recording, folder)
-    atexit.register(_existing.at_exit)
+    if _existing is None or _existing.recording is not recording:
+        _existing = FileEvents(recording, os.environ.get(ARM_DIR, ""))
+        atexit.register(_existing.at_exit)
     return _existing
 
 
@@ -285,200 +285,21 @@ def _in_loader_worker() -> bool:
     return getattr(worker, "_worker_info", None) is not None
 
 
-# -- Python's audit events
-
-
-def _opened(found: FileEvents, args: Any) -> None:
-    path, _, flags = args
-    if flags & _WRITES:
-        if not flags & getattr(os, "O_TMPFILE", 0) & ~getattr(os, "O_DIRECTORY", 0):
-            found.opens(path, append=bool(flags & os.O_APPEND))
-    elif not flags & getattr(os, "O_DIRECTORY", 0) and not path.endswith((".py", ".pyc")) and _is_file(path):
-        found.note("read", path)
-
-
-def _is_file(path: str) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except OSError:
-        return False
-
-
-# By event: where its paths stand, and at which place the folder that each is relative to.
-_PATHS: Dict[str, Tuple[Tuple[int, Optional[int]], ...]] = {
-    "open": ((0, None),),
-    "os.rename": ((0, 2), (1, 3)),
-    "os.remove": ((0, 1),),
-    "os.rmdir": ((0, 1),),
-    "os.mkdir": ((0, 2),),
-    "os.link": ((0, 2), (1, 3)),
-    "os.symlink": ((1, 2),),
-    "os.truncate": ((0, None),),
-}
-
-
-def hook(event: str, args: Any) -> None:
-    """Called for each audit event of the process: what is none of a file is over at once."""
-    places = _PATHS.get(event)
-    if places is None or getattr(_own, "busy", False):
-        return
-    planned = None
-    try:
-        _own.busy = True
-        try:
-            _follow(event, args, places)
-        except PlannedFailure as failure:
-            planned = failure
-        except Exception as error:
-            _say_trouble(error)
-        finally:
-            _own.busy = False
-    except Exception:  # the interpreter shuts down
-        return
-    if planned is not None:
-        raise planned.error from None
-
-
-def _follow(event: str, args: Any, places: Any) -> None:
-    if event == "open" and not isinstance(args[2], int):
-        return
-    paths = [_absolute(args[place], args[base] if base is not None and base < len(args) else -1) for place, base in places]
-    if not any(paths):
-        return
-    found = events()
-    if found is None or not any(found.inside(path) for path in paths):
-        return
-    if found.pending:
-        found.look()
-    if event == "open":
-        _opened(found, (paths[0], *args[1:]))
-    elif event == "os.rename":
-        found.renames(*paths)
-    elif event in ("os.remove", "os.rmdir"):
-        found.removes(event[3:], paths[0])
-    elif event == "os.link":
-        found.note("link", paths[0], to=paths[1])
-        found.inject(paths[1], ("before",))
-    else:
-        if event == "os.mkdir" and os.path.isdir(paths[0]):
-            return
-        found.note(event[3:], paths[0])
-        found.inject(paths[0], ("before",))
-
-
-def _absolute(path: Any, base: Any = -1) -> str:
-    """As text, without `..`; empty for a descriptor, which has no path."""
-    if type(path) is not str:
-        if isinstance(path, os.PathLike):
-            path = os.fspath(path)
-        if isinstance(path, bytes):
-            path = os.fsdecode(path)
-        if not isinstance(path, str):
-            return ""
-    if path.startswith("/") and ".." not in path and "//" not in path and "/./" not in path:
-        return path
-    if isinstance(base, int) and base >= 0 and not os.path.isabs(path):
-        return os.path.normpath(os.path.join(os.readlink("/proc/self/fd/%d" % base), path))
-    return os.path.abspath(path)
-
-
-def _say_trouble(error: BaseException) -> None:
+def say_trouble(error: BaseException) -> None:
     """Once."""
-    if getattr(_own, "told", False):
+    if getattr(own, "told", False):
         return
-    _own.told = True
+    own.told = True
     recording = current()
     if recording is not None:
         recording.trouble("files", error)
 
 
-# -- writers and readers in C++
-
-
-def writing(path: Any, write: Callable[[], Any]) -> Any:
-    """`write()`, which writes `path` without an event of Python's."""
-    place = _absolute(path) if path else ""
-    found = events() if place else None
-    if found is None:
-        return write()
-    inside = found.inside(place)
-    _safely(lambda: found.opens(place) if inside else found.inject(place, POINTS))
-    result = write()
-    if inside or place in found.pending:
-        _safely(lambda: found.closed(place))
-    return result
-
-
-def reading(path: Any) -> None:
-    """`path` is read without an event of Python's."""
-    place = _absolute(path) if path else ""
-    found = events() if place else None
-    if found is not None and found.inside(place):
-        _safely(lambda: found.note("read", place))
-
-
-def renamed(target: Any) -> None:
-    """`target` has its name now."""
-    found = _existing
-    if found is not None and found.pending and found.pid == os.getpid():
-        place = _absolute(target)
-        if place in found.pending:
-            _safely(lambda: found.closed(place))
-
-
-def _safely(work: Callable[[], Any]) -> None:
+def safely(work: Callable[[], Any]) -> None:
     """A planned failure goes through to the job, an error of the recorder does not."""
     try:
         work()
     except PlannedFailure as planned:
         raise planned.error from None
     except Exception as error:
-        _say_trouble(error)
-
-
-def patch_safetensors(module: Any) -> None:
-    """Its writer and its reader, in Rust, before safetensors.torch and others take them by name."""
-    serialize_file, safe_open = module.serialize_file, module.safe_open
-
-    @functools.wraps(serialize_file)
-    def serializing(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-        return writing(filename, lambda: serialize_file(tensors, filename, *args, **kwargs))
-
-    class Kind(type):
-        def __instancecheck__(cls, thing: Any) -> bool:
-            return isinstance(thing, safe_open)
-
-    class Opening(metaclass=Kind):
-        def __new__(cls, filename: Any, *args: Any, **kwargs: Any) -> Any:
-            reading(filename)
-            return safe_open(filename, *args, **kwargs)
-
-    Opening.__name__, Opening.__qualname__, Opening.__doc__ = "safe_open", "safe_open", safe_open.__doc__
-    module.serialize_file, module.safe_open = serializing, Opening
-
-
-def patch_jit(module: Any) -> None:
-    save, load = module.save, module.load
-
-    @functools.wraps(save)
-    def saving(m: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(f, (str, os.PathLike)):
-            return save(m, f, *args, **kwargs)
-        return writing(f, lambda: save(m, f, *args, **kwargs))
-
-    @functools.wraps(load)
-    def loading(f: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(f, (str, os.PathLike)):
-            reading(f)
-        return load(f, *args, **kwargs)
-
-    module.save, module.load = saving, loading
-
-
-PATCHES: Dict[str, Callable[[Any], None]] = {"safetensors": patch_safetensors, "torch.jit._serialization": patch_jit}
-
-
-def install() -> None:
-    """Follow file events from now on, where an arm has a folder."""
-    if os.environ.get(ARM_DIR):
-        sys.addaudithook(hook)
+        say_trouble(error)

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from typing import Any, Callable, Dict, List, Optional, Set
 
-from ecrl import files, seeding
+from ecrl import file_hooks, seeding
 from ecrl.door import patch_module_call
 from ecrl.recording import MAX_IDS, current
 from ecrl.saves import patch_dcp, patch_lightning, patch_renames, patch_serialization, patch_signals
@@ -220,7 +220,7 @@ PATCHES: Dict[str, Patch] = {
     "torchdata.stateful_dataloader.stateful_dataloader": patch_stateful_loader,
     "lightning.fabric.plugins.io.torch_io": patch_lightning,
     "lightning_fabric.plugins.io.torch_io": patch_lightning,
-    **files.PATCHES,
+    **file_hooks.PATCHES,
     **seeding.PATCHES,
 }
 
@@ -276,7 +276,7 @@ def install() -> None:
     _installed = True
     patch_renames()
     patch_signals()
-    files.install()
+    file_hooks.install()
     seeding.seed_python()
     for name in PATCHES:
         if name in sys.modules:

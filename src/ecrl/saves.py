@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any, Dict
 
-from ecrl import files, steps
+from ecrl import file_hooks, files, steps
 from ecrl.steps import StepRecorder, own, quietly, recorder, with_planned_failures
 
 
@@ -25,12 +25,12 @@ def patch_serialization(torch: Any) -> None:
         write = functools.partial(save, obj, f, *args, **kwargs)
         by_path = isinstance(f, (str, os.PathLike))  # a file that the job has opened itself is followed to where it is closed
         if getattr(own, "saving", False):
-            return files.writing(path, write) if by_path else write()
+            return file_hooks.writing(path, write) if by_path else write()
         own.saving = True
         began = time.monotonic()
         try:
             quietly("save", lambda found: found.save_begins(path))
-            result = files.writing(path, write) if by_path else write()
+            result = file_hooks.writing(path, write) if by_path else write()
         finally:
             own.saving = False
         seconds = time.monotonic() - began
@@ -158,7 +158,7 @@ class FollowedRename:
 
     def __call__(self, src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
         self._original(src, dst, *args, **kwargs)
-        files.renamed(dst)
+        file_hooks.renamed(dst)
         if steps.existing is not None:
             quietly("rename", lambda found: found.renamed(src, dst))
 

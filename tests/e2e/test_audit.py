@@ -143,6 +143,7 @@ def test_an_audit_that_is_stopped_leaves_no_process_behind(tmp_path: Path, numbe
         assert select.select([pipe], [], [], 10.0)[0] and pipe.read() == b"", "the job lives"
     assert audit.returncode == (130 if number == signal.SIGINT else 143)
     assert f"E-stopped {number.name}: the audit was stopped in arm ref" in said
+    assert [launch["stopped"] for launch in json.loads((tmp_path / "job" / "ref" / "arm.json").read_text())["launches"]] == [True]
 
 
 def test_a_job_that_keeps_the_recorder_out_is_unknown_in_one_line(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ import pytest
 from ecrl import faults
 from ecrl.masking import masked, masked_text
 from ecrl_cli.audit import runner
-from ecrl_cli.audit.checkpoints import SaveEvents, checkpoints, reads, save_events
-from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, judged_arm
+from ecrl_cli.audit.components import BROKEN, KEPT, UNKNOWN, judged_arm
+from ecrl_cli.audit.inside_save import recoverable
 from ecrl_cli.audit.plan import PlannedArm, planned_arms, points, too_few_steps
 from ecrl_cli.audit.progress import how_it_ended, last_words, progress
 from ecrl_cli.audit.records import Arm, read_arm
 from ecrl_cli.audit.runner import Job, Steps, longest_gap, run_arm
-from ecrl_cli.audit.saving import recoverable
+from ecrl_cli.audit.saving import SaveEvents, checkpoints, reads, save_events
 from ecrl_cli.audit.verdict import judge
 from ecrl_cli.config import audit as config
 from ecrl_cli.config.audit import AuditConfig, AuditFailure, AuditKeys
@@ -213,6 +213,14 @@ def test_a_process_that_only_writes_saves_after_the_step_of_its_time(tmp_path: P
     assert [(one.step, one.finished) for one in checkpoints(read_arm(tmp_path / "ref"))] == [(5, True)]
 
 
+def test_a_checkpoint_that_was_not_finished_is_not_the_newest(tmp_path: Path) -> None:
+    """Its last file is missing, though the recorder knows that the first was saved."""
+    known = [{"type": "save", "path": f"/x/checkpoint-{step}/model.bin", "done": True, "after_step": step} for step in (4, 8)]
+    again = process(LAST, file("read", "checkpoint-4/model.bin", 0), first=4, attempt=1)
+    arm = recorded(tmp_path / "struck", process(8, *saved(4), *saved(8)[:3], *known), again)
+    assert [(begun.after, begun.newest_saved) for begun in judged_arm(arm).path.resumed] == [(4, 4)]
+
+
 def test_what_a_resume_read_is_traced_to_its_save(tmp_path: Path) -> None:
     again = process(LAST, file("read", "checkpoint-4/model.bin", 0), file("read", "data.bin", 0), first=4, attempt=1)
     found = reads(recorded(tmp_path / "struck", process(10, *saved(4), *saved(8)), again))
@@ -280,9 +288,10 @@ def test_an_arm_that_the_user_stopped_blames_nobody(tmp_path: Path) -> None:
     launches = json.loads(path.read_text())["launches"]
     launches[-1] |= {"exit_code": None, "stopped": True}
     path.write_text(json.dumps({"launches": launches}))
-    verdict = judge([read_arm(tmp_path / name) for name in ("ref", "ref2")], [read_arm(tmp_path / "struck")])
-    assert [(f.status, f.message) for f in verdict.findings if f.arm == "struck"] == [(NOT_CHECKED, "not run: the audit was stopped in this arm")]
-    assert verdict.status == "unknown"
+    verdict = judge([read_arm(tmp_path / name) for name in ("ref", "ref2")], [read_arm(tmp_path / "struck")], planned=["struck", "sigterm"])
+    told = {finding.arm: (finding.status, finding.message) for finding in verdict.findings if finding.arm in ("struck", "sigterm")}
+    assert told == {name: (UNKNOWN, f"{name} was not run: the audit was stopped before its end") for name in ("struck", "sigterm")}
+    assert verdict.status == "unknown" and verdict.diagnosis == told["struck"][1]
 
 
 @pytest.mark.parametrize(("name", "status"), [("inside-save", KEPT), ("struck", UNKNOWN)])

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from ecrl import digests
 from ecrl_cli.audit.components import differing, in_words
 from ecrl_cli.audit.records import Process, read_arm
 
@@ -69,3 +72,19 @@ def test_the_inputs_of_a_job_without_a_loader_are_those_that_enter_its_model(rec
     once = replace(steps[2], entered=steps[2].entered[-1:])  # a restarted process does not evaluate once more
     assert differing(once, steps[2]) == ()
     assert differing(replace(once, entered=steps[1].entered), steps[2]) == ("model input",)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.complex(torch.arange(3.0), torch.ones(3)).conj(),
+        lambda: torch.complex(torch.arange(3.0), torch.ones(3)).conj().imag,  # a view with the sign still to come
+        lambda: torch.arange(4.0)[::2][1:],
+        lambda: torch.arange(4, dtype=torch.int16)[::2][:1],
+    ],
+    ids=["conjugated", "negated", "one element of a stride", "one short element of a stride"],
+)
+def test_a_tensor_is_digested_by_its_values_whatever_view_it_is(make: Callable[[], torch.Tensor]) -> None:
+    value = make()
+    plain = torch.tensor(value.tolist(), dtype=value.dtype)
+    assert digests.of_named([("x", value)]) == digests.of_named([("x", plain)]) != digests.of_named([("x", -plain)])

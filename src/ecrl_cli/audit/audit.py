@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -58,11 +59,14 @@ def run_audit(config: AuditConfig, words: tuple[str, ...], say: Say) -> tuple[Pa
     spent = references[0].launches[-1].seconds
     rest = f"{plural(len(plan), 'arm')} with failures, roughly {human_seconds(spent * sum(1 + len(arm.faults) for arm in plan))}"
     say(f"one undisturbed run took {human_seconds(spent)}; then {rest}")
+    asked = {"command": masked(words), "config": _without_secrets(config), "plan": [encode(arm) for arm in plan]}
+    names = [arm.name for arm in plan]
+    write_result(folder, judge(references, [], config.audit.order, names), asked)  # of an audit that is stopped now
     faulted = [_faulted(job, arm, folder, say) for arm in plan]
     if config.audit.cold:
         faulted += _cold(job, references[0], folder, say)
-    verdict = judge(references, faulted, config.audit.order, config.audit.anew)
-    write_result(folder, verdict, {"command": masked(words), "config": _without_secrets(config), "plan": [encode(arm) for arm in plan]})
+    verdict = judge(references, faulted, config.audit.order, anew=config.audit.anew)
+    write_result(folder, verdict, asked)
     return folder, verdict
 
 
@@ -149,13 +153,20 @@ def anew_of(asked: dict[str, Any]) -> bool:
     return isinstance(keys, dict) and keys.get("anew") is True
 
 
-def judge_folder(folder: Path, reference: Path | None, order: str, anew: bool = False) -> AuditVerdict:
-    """Judge the recording under `folder`, whoever made it; `reference`: an arm, or a folder of arms, from elsewhere."""
+def planned_of(asked: dict[str, Any]) -> list[str]:
+    """The names of the arms that were planned then."""
+    names = [arm.get("name") for arm in asked.get("plan", []) if isinstance(arm, dict)]
+    return [name for name in names if isinstance(name, str)]
+
+
+def judge_folder(folder: Path, reference: Path | None, order: str, planned: Iterable[str] = (), anew: bool = False) -> AuditVerdict:
+    """Judge the recording under `folder`, whoever made it; `reference`: an arm, or a folder of arms, from elsewhere; `planned`: the arms that were
+    to be run; `anew`: as `audit.anew`."""
     references, faulted = arms_of(folder)
     if reference is not None:
         others, arms = arms_of(reference)
         references = others or arms
-    return judge(references, faulted, order, anew)
+    return judge(references, faulted, order, planned, anew)
 
 
 def write_result(folder: Path, verdict: AuditVerdict, more: dict[str, Any]) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ecrl_cli.audit.checkpoints import checkpoints, reads
 from ecrl_cli.audit.records import Arm, Process
+from ecrl_cli.audit.saving import checkpoints, reads
 from ecrl_cli.audit.steps import Optimizers, OptimizerState, Step
 
 _DIGITS = re.compile(r"\d+")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ecrl.faults import matches
 from ecrl.files import looks_binary
-from ecrl_cli.audit.checkpoints import SaveEvents, checkpoints, kind_of, save_events
 from ecrl_cli.audit.components import SHOWN, Judged
+from ecrl_cli.audit.saving import SaveEvents, checkpoints, kind_of, save_events
 from ecrl_cli.config.audit import AuditConfig, step_and_moment
 from ecrl_cli.errors import ConfigError, plural
 

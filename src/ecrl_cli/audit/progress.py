@@ -83,9 +83,9 @@ def _raised(lines: list[str]) -> str:
     return ""
 
 
-def not_run(arm: Arm) -> Finding:
-    """Nothing is judged in an arm in which the audit was stopped."""
-    return Finding(PROMISE, NOT_CHECKED, "not run: the audit was stopped in this arm", arm.name)
+def not_run(name: str) -> Finding:
+    """Nothing is judged in an arm in which the audit was stopped, or to which it did not come."""
+    return Finding(PROMISE, UNKNOWN, f"{name} was not run: the audit was stopped before its end", name)
 
 
 def progress(judged: Judged) -> Finding:
@@ -94,7 +94,7 @@ def progress(judged: Judged) -> Finding:
     if not launches:
         return Finding(PROMISE, NOT_CHECKED, "nobody watched the job from outside", arm)
     if judged.arm.stopped:
-        return not_run(judged.arm)
+        return not_run(arm)
     hung = [launch for launch in launches if launch.hung and not launch.planned]
     left = sum(launch.left_behind for launch in launches if not launch.hung)
     if hung:

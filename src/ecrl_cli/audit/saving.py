@@ -1,96 +1,251 @@
-"""The promise `recoverable inside a save`: a death at any file of a save leaves a checkpoint that the job goes on from."""
+"""What an arm saved and read, by its file events and the saves that the recorder knows: checkpoints, finished or not, and what a resume read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from ecrl_cli.audit.checkpoints import checkpoints, processes_of, reads
-from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, Finding, Judged
-from ecrl_cli.audit.lineage import Resumed
-from ecrl_cli.audit.progress import how_it_ended
-from ecrl_cli.audit.records import Arm, Launch
-from ecrl_cli.errors import plural
+from ecrl.files import looks_binary
+from ecrl_cli.audit.records import Arm, Process
 
-RECOVERABLE = "recoverable inside a save"
+_DIGITS = re.compile(r"\d+")
+_RANDOM = re.compile(r"(?<![a-zA-Z])tmp[a-z0-9_]{8}(?![a-zA-Z0-9])|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{16,}")
 
 
 @dataclass(frozen=True)
-class Death:
-    """A planned failure inside a save, in attempt `attempt`, at step `step` of the job. `path` and `how`: which file, in which state; empty where
-    the files of the save are not on record."""
+class Checkpoint:
+    """Files that one attempt wrote together, after step `step` of that attempt (add the step that it resumed from).
+
+    `paths`: final names, relative to the arm's folder where they lie in it. `finished`: each was closed or renamed, and none is missing that the
+    job's other saves have. `overlapped`: a thread wrote it beside the training: its state may be that of an earlier step. `at`: the monotonic
+    time of its last event, 0 if unknown. `removed`: the attempt and time at which the first of its files was removed.
+    """
 
     attempt: int
     step: int
+    ranks: tuple[int, ...]
+    paths: tuple[str, ...]
+    finished: bool
+    overlapped: bool = False
+    at: float = 0.0
+    removed: tuple[int, float] | None = None
+
+
+@dataclass(frozen=True)
+class Read:
+    """A file that attempt `attempt` read before its first step; `checkpoint`: the one that it belongs to, None if nobody is known to have written
+    it."""
+
+    attempt: int
+    rank: int
     path: str
-    how: str
-
-    def __str__(self) -> str:
-        return f"{self.path} {self.how}" if self.path else f"step {self.step}"
+    checkpoint: Checkpoint | None
 
 
-def deaths(arm: Arm) -> list[Death]:
-    """Those inside a save, in order."""
-    return [
-        Death(attempt, int(fault["step"]), str(fault.get("path") or ""), str(fault.get("how") or ""))
-        for attempt, process in processes_of(arm)
-        for fault in process.faults
-        if fault.get("moment") == "save"
-    ]
+@dataclass
+class _Written:
+    """The files of one process after one step: by final name, whether it is closed."""
+
+    process: Process
+    attempt: int
+    step: int
+    files: dict[str, bool]
+    overlapped: bool = False
+    at: float = 0.0
 
 
-def recoverable(judged: Judged) -> Iterator[Finding]:
-    """After each death inside a save the job went on from a finished checkpoint: it did not begin anew although one had been finished, did not go on
-    from a torn file, did not fail to start. Nothing where no failure was injected inside a save."""
-    arm, inside = judged.arm, deaths(judged.arm)
-    if not inside or arm.stopped:
-        return
-    found = [finding for death in inside for finding in [_after(judged, death)] if finding is not None]
-    yield from (finding for finding in found if finding.status == BROKEN)
-    if any(finding.status == BROKEN for finding in found):
-        return
-    told = ", ".join(dict.fromkeys(map(str, inside)))
-    if len(found) == len(inside):
-        yield Finding(RECOVERABLE, NOT_CHECKED, f"what the job went on from after {told} is not on record", arm.name)
-        return
-    yield Finding(RECOVERABLE, KEPT, f"after {plural(len(inside), 'death')} inside a save ({told}) it went on from a finished checkpoint", arm.name)
+def kind_of(path: str) -> str:
+    """`path` without what differs from save to save: # for its numbers, * for random parts."""
+    return _DIGITS.sub("#", _RANDOM.sub("*", path))
 
 
-def _after(judged: Judged, death: Death) -> Finding | None:
-    """A finding if the attempt after `death` did not recover, or if that is not known."""
-    arm = judged.arm
-    following = [number for number in sorted({*arm.attempts, *(launch.attempt for launch in arm.launches)}) if number > death.attempt]
-    if not following:
-        return Finding(RECOVERABLE, NOT_CHECKED, f"nothing was started after {death}", arm.name)
-    attempt, where = following[0], f"a death inside the save of step {death.step}" + (f" ({death})" if death.path else "")
-    failed = _failed_to_start(arm, attempt)
-    if failed is not None:
-        again = ", and so did the next" if len(following) > 1 and _failed_to_start(arm, following[1]) is not None else ""
-        return Finding(RECOVERABLE, BROKEN, f"after {where}, attempt {attempt} ended with {how_it_ended(arm, failed)}{again}", arm.name, death.step)
-    begun = next((one for one in judged.path.resumed if one.attempt == attempt), None)
-    if begun is None or not any(process.steps for process in arm.attempts.get(attempt, ())):
-        return Finding(RECOVERABLE, NOT_CHECKED, f"attempt {attempt} has no step on record", arm.name)
-    return _went_on(judged, death, begun, where)
+def checkpoints(arm: Arm) -> list[Checkpoint]:
+    """What may be a checkpoint, in the order of the attempts and steps: saves with a file that is no log, table or text."""
+    groups: dict[tuple[int, int], list[_Written]] = defaultdict(list)
+    for written in _written(arm):
+        groups[written.attempt, written.step].append(written)
+    usual = _usual(list(groups.values()))
+    removals = list(_removals(arm))
+    found = []
+    for (attempt, step), parts in sorted(groups.items()):
+        paths = tuple(dict.fromkeys(path for part in parts for path in part.files))
+        if not any(looks_binary(path) for path in paths):
+            continue
+        at = max(part.at for part in parts)
+        finished = all(closed for part in parts for closed in part.files.values()) and _kinds(parts) >= usual
+        gone = [(number, when) for number, when, path in removals if (number, when) > (attempt, at) and path in paths]
+        ranks = tuple(sorted({part.process.rank for part in parts}))
+        found.append(Checkpoint(attempt, step, ranks, paths, finished, any(part.overlapped for part in parts), at, min(gone, default=None)))
+    return found
 
 
-def _failed_to_start(arm: Arm, attempt: int) -> Launch | None:
-    """The launch of `attempt`, if it ended by itself without a step."""
-    stepped = any(process.steps for process in arm.attempts.get(attempt, ()))
-    return next((one for one in arm.launches if one.attempt == attempt and not one.planned and one.exit_code != 0 and not stepped), None)
+def reads(arm: Arm) -> list[Read]:
+    """What each attempt after the first read of the arm's folder before its first step, in order, and which checkpoint that was."""
+    saved = checkpoints(arm)
+    found = []
+    for attempt, process in processes_of(arm):
+        if attempt == min(arm.attempts, default=0):
+            continue
+        for event in process.files:
+            if event.get("op") == "read" and event["after_step"] == 0:
+                path = str(event.get("path", ""))
+                writers = [one for one in saved if path in one.paths and one.attempt < attempt]
+                found.append(Read(attempt, process.rank, path, writers[-1] if writers else None))
+        for load in process.loads:
+            path = _relative(str(load.get("path", "")), {path for one in saved for path in one.paths})
+            if load["after_step"] == 0 and all(read.path != path for read in found if read.attempt == attempt):
+                inside = [one for one in saved if one.attempt < attempt and any(_below(name, path) for name in one.paths)]
+                found.append(Read(attempt, process.rank, path, inside[-1] if inside else None))
+    return found
 
 
-def _went_on(judged: Judged, death: Death, begun: Resumed, where: str) -> Finding | None:
-    arm, offsets = judged.arm, judged.path.offsets
-    before = [one for one in checkpoints(arm) if one.finished and one.attempt <= death.attempt and offsets.get(one.attempt, 0) + one.step > 0]
-    torn = [read.path for read in reads(arm) if read.attempt == begun.attempt and read.path == death.path and death.how in ("empty", "torn")]
-    if begun.after is None:
-        if not torn:
-            return Finding(RECOVERABLE, NOT_CHECKED, f"where attempt {begun.attempt} went on is not known", arm.name)
-        return Finding(RECOVERABLE, BROKEN, f"attempt {begun.attempt} went on from {torn[0]}, which was {death.how} by {where}", arm.name, death.step)
-    if begun.after == 0 and before:
-        newest = max(before, key=lambda one: (offsets.get(one.attempt, 0) + one.step, one.at))
-        step = offsets.get(newest.attempt, 0) + newest.step
-        gone = ", and was removed before the next was finished" if newest.removed is not None and newest.removed[0] <= death.attempt else ""
-        said = f"attempt {begun.attempt} began anew after {where}, although the checkpoint of step {step} had been finished{gone}"
-        return Finding(RECOVERABLE, BROKEN, said, arm.name, step)
-    return None
+@dataclass
+class SaveEvents:
+    """What one process did to files in one save, after step `step`: (operation, path; the new one of a rename), in order."""
+
+    rank: int
+    step: int
+    events: list[tuple[str, str]]
+    overlapped: bool = False
+
+    @property
+    def kinds(self) -> list[tuple[str, str]]:
+        return [(op, kind_of(path)) for op, path in self.events]
+
+
+def save_events(arm: Arm) -> list[SaveEvents]:
+    """The saves of the arm's first attempt, by rank and step. What is written in other steps as well (a log, a table) is no part of them."""
+    found: list[SaveEvents] = []
+    for process in arm.attempts[min(arm.attempts)]:
+        groups = _grouped(process)
+        saves = [group for group in groups if any(op != "mkdir" and looks_binary(path) for op, path in group.events)]
+        elsewhere = {kind for group in groups if group not in saves for kind in group.kinds}
+        for save in saves:
+            save.events = [event for event, kind in zip(save.events, save.kinds, strict=True) if kind not in elsewhere]
+        found += [save for save in saves if save.events]
+    return sorted(found, key=lambda save: (save.step, save.rank))
+
+
+def _grouped(process: Process) -> list[SaveEvents]:
+    """By step; what another thread does goes on beside the steps, and is one save until it does the same again."""
+    groups: list[SaveEvents] = []
+    current: dict[bool, SaveEvents] = {}
+    for event in process.files:
+        op, path = str(event.get("op")), str(event.get("to") or event.get("path", ""))
+        if op in ("read", "closed") or event.get("append"):
+            continue
+        aside, step = bool(event.get("overlapped")), int(event["after_step"])
+        group = current.get(aside)
+        if group is None or ((op, kind_of(path)) in group.kinds if aside else step != group.step):
+            group = current[aside] = SaveEvents(process.rank, step, [], aside)
+            groups.append(group)
+        group.events.append((op, path))
+    return groups
+
+
+def _below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
+def processes_of(arm: Arm) -> Iterator[tuple[int, Process]]:
+    """(attempt, process) of all, those that trained nothing included."""
+    for attempt in sorted(arm.attempts):
+        for process in (*arm.attempts[attempt], *arm.others.get(attempt, ())):
+            yield attempt, process
+
+
+def _written(arm: Arm) -> Iterator[_Written]:
+    for attempt, process in processes_of(arm):
+        yield from _of_process(arm, attempt, process)
+
+
+def _of_process(arm: Arm, attempt: int, process: Process) -> Iterator[_Written]:
+    """The saves of one process, by step; one of another thread that writes into a numbered folder by that folder."""
+    groups: dict[tuple[int, str], _Written] = {}
+    final: dict[str, tuple[int, str]] = {}  # by name of today, the group that it was written in
+    last = max((step.number for step in process.steps), default=0)
+    for event in _events(process):
+        op, path, to = str(event.get("op")), str(event.get("path", "")), str(event.get("to", ""))
+        overlapped = bool(event.get("overlapped"))
+        if op in ("write", "link") or (op == "rename" and path not in final):
+            name = to or path
+            if event.get("append"):
+                continue
+            step = _step_of(arm, attempt, process, event)
+            key = (step, "")
+            if overlapped:
+                folder = name.rpartition("/")[0]
+                key = next((other for other in groups if other[1] == folder), (step, folder)) if _DIGITS.search(folder) else key
+            group = groups.setdefault(key, _Written(process, attempt, key[0], {}, overlapped))
+            final[name] = key
+            group.files[name] = op != "write"
+        elif op == "closed" and path in final:
+            groups[final[path]].files[path] = True
+            name = path
+        elif op == "rename":
+            key = final.pop(path)
+            del groups[key].files[path]
+            groups[key].files[to], final[to], name = True, key, to
+        else:
+            continue
+        groups[final[name]].at = max(groups[final[name]].at, float(event.get("at") or 0.0))
+    for (step, _), group in groups.items():
+        if not group.overlapped and last > step:
+            group.files = dict.fromkeys(group.files, True)
+        yield group
+
+
+def _events(process: Process) -> Iterable[dict[str, Any]]:
+    """The file events, and for what lies elsewhere the saves that the recorder knows."""
+    names = {str(event.get(key, "")) for event in process.files for key in ("path", "to") if event.get("op") != "read"}
+    for save in process.saves:
+        path = str(save.get("path", ""))
+        relative = _relative(path, names)
+        if save.get("done") and not save.get("renamed") and relative not in names and not any(_below(name, relative) for name in names):
+            yield {**save, "op": "link", "path": path}
+        elif save.get("renamed") and relative not in names and not any(_below(name, relative) for name in names):
+            yield {**save, "op": "rename", "path": str(save["renamed"]), "to": path}
+    yield from process.files
+
+
+def _relative(path: str, names: set[str]) -> str:
+    """`path` as the file events call it, the longest of `names`, or of their folders, that it ends with; else itself."""
+    parts = path.split("/")
+    for start in range(1, len(parts)):
+        tail = "/".join(parts[start:])
+        if tail and any(_below(name, tail) for name in names):
+            return tail
+    return path
+
+
+def _step_of(arm: Arm, attempt: int, process: Process, event: dict[str, Any]) -> int:
+    """The step after which it happened; for a process that trains nothing, the last one that any had done by then."""
+    if process.steps or process.start is not None:
+        return int(event["after_step"])
+    when = float(event.get("at") or 0.0)
+    return max((step.number for one in arm.attempts.get(attempt, ()) for step in one.steps if step.at and step.at <= when), default=0)
+
+
+def _kinds(parts: list[_Written]) -> set[tuple[int, str]]:
+    return {(part.process.rank, kind_of(path)) for part in parts for path in part.files}
+
+
+def _usual(groups: list[list[_Written]]) -> set[tuple[int, str]]:
+    """What every save has that was certainly brought to its end, because a later step of each of its processes is on record; by rank and kind."""
+    whole = []
+    for parts in groups:
+        binary = any(looks_binary(path) for part in parts for path in part.files)
+        later = all(any(step.number > part.step for step in part.process.steps) for part in parts)
+        if binary and later and all(closed for part in parts for closed in part.files.values()):
+            whole.append(_kinds(parts))
+    return set.intersection(*whole) if whole else set()
+
+
+def _removals(arm: Arm) -> Iterator[tuple[int, float, str]]:
+    for attempt, process in processes_of(arm):
+        for event in process.files:
+            if event.get("op") == "remove":
+                yield attempt, float(event.get("at") or 0.0), str(event.get("path", ""))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.audit import components, progress, promises, samples, saving
+from ecrl_cli.audit import components, inside_save, progress, promises, samples
 from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged, judged_arm
 from ecrl_cli.audit.determinism import Determinism, determinism
 from ecrl_cli.audit.files import read_inventory
@@ -26,7 +26,7 @@ _CAUSES = (
     "exactly once",
     "same input",
     "restored",
-    saving.RECOVERABLE,
+    inside_save.RECOVERABLE,
     "right checkpoint",
     "same trajectory",
     "same end",
@@ -75,8 +75,9 @@ def arms_of(folder: Path) -> tuple[list[Arm], list[Arm]]:
     return [arm for arm in arms if arm.name.startswith("ref")], [arm for arm in arms if not arm.name.startswith("ref")]
 
 
-def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto", anew: bool = False) -> AuditVerdict:
-    """Judge every arm with faults against the first reference. `order`, `anew`: as `audit.order` and `audit.anew`."""
+def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto", planned: Iterable[str] = (), anew: bool = False) -> AuditVerdict:
+    """Judge every arm with faults against the first reference. `planned`: the names of all arms that were to be run; `order`, `anew`: as in
+    `audit.order` and `audit.anew`."""
     references, faulted = list(references), list(faulted)
     kinds = sorted({str(p.start["digest"]) for arm in (*references, *faulted) for p in arm.processes if p.start and p.start.get("digest")})
     if len(kinds) > 1:
@@ -93,7 +94,8 @@ def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto"
     findings = [steady.finding] if steady.finding is not None else []
     for judged in undisturbed:
         findings += [f for f in [_completed(judged), promises.complete_record(judged)] if f is not None and f.status != KEPT]
-    findings += [progress.not_run(arm) for arm in faulted if arm.stopped]
+    ended = {arm.name for arm in faulted if not arm.stopped}
+    findings += [progress.not_run(name) for name in dict.fromkeys([*planned, *(arm.name for arm in faulted)]) if name not in ended]
     reference = undisturbed[0] if undisturbed else None
     ignored = components.unseeded(undisturbed)
     inventories = [read_inventory(judged.arm.folder) for judged in undisturbed]
@@ -117,7 +119,7 @@ def of_arm(judged: Judged, reference: Judged | None, steady: Determinism, order:
         *(samples.same_overflows(judged, reference if steady.exact else None)),
         promises.same_trajectory(judged, reference, steady),
         promises.same_end(judged, reference, steady),
-        *saving.recoverable(judged),
+        *inside_save.recoverable(judged),
         progress.progress(judged),
         promises.complete_record(judged),
     ]

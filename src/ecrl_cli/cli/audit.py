@@ -69,7 +69,7 @@ def quoted(text: str) -> str:
 
 
 def _judge(words: list[str]) -> int:
-    from ecrl_cli.audit.audit import anew_of, asked_of, judge_folder, order_of, write_result
+    from ecrl_cli.audit.audit import anew_of, asked_of, judge_folder, order_of, planned_of, write_result
 
     flags = parser().parse_args(words)
     if flags.state:
@@ -79,7 +79,7 @@ def _judge(words: list[str]) -> int:
     check_report(flags.junit)
     folder = flags.folders[0].absolute()
     asked = asked_of(folder)
-    verdict = judge_folder(folder, flags.reference, flags.order or order_of(asked), anew_of(asked))
+    verdict = judge_folder(folder, flags.reference, flags.order or order_of(asked), planned_of(asked), anew_of(asked))
     write_result(folder, verdict, asked)
     _answer(verdict, folder, flags)
     return EXIT_CODES[verdict.status]
