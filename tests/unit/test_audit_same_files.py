@@ -126,6 +126,7 @@ def _trainer(runtime: float, first_mean: float, total_mean: float, resumed: str 
 
     def leave(folder: Path) -> None:
         (folder / "trainer_state.json").write_text(json.dumps(state))
+        (folder / "all_results.json").write_text(json.dumps({"epoch": 2.0, "train_loss": total_mean}))
         torch.save({"python": (3, tuple(range(625)), None), "cpu": torch.arange(8)}, folder / "rng_state.pth")
         torch.save(Namespace(output_dir=str(folder), learning_rate=0.1, resume_from_checkpoint=resumed), folder / "training_args.bin")
 
@@ -185,6 +186,11 @@ def test_what_a_healthy_recovery_changes_is_not_broken(tmp_path: Path, shape: st
 
 BROKEN_TEXTS = {
     "a history that is shorter": (_text(h__json="[0.5, 0.4, 0.3]"), _text(h__json="[0.3]"), "h.json: [0] is 0.3, in both undisturbed runs 0.5"),
+    "a record that stays wrong": (
+        _text(h__json='{"loss": [0.5, 0.4, 0.3, 0.2]}'),
+        _text(h__json='{"loss": [0.5, 0.4, 0.6, 0.7]}'),
+        "h.json: loss[2] is 0.6, in both undisturbed runs 0.3",
+    ),
     "a pointer to an older one": (_text(latest="step-20"), _text(latest="step-15"), "latest: has 'step-15', in both undisturbed runs 'step-20'"),
     "a column that stays wrong": (
         _text(a__csv="\n".join(CSV)),
