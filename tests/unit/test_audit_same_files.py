@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from ecrl_cli.audit.audit import judge_folder
 from ecrl_cli.audit.components import Finding
@@ -70,3 +75,139 @@ def test_without_an_inventory_it_is_not_checked(tmp_path: Path) -> None:
     healthy(tmp_path)
     (finding,) = [finding for finding in judge_folder(tmp_path, None, "auto").findings if finding.promise == "same files"]
     assert finding.status == "not checked"
+
+
+@dataclass
+class Meter:
+    """What a job may keep in a `.pt`."""
+
+    count: int
+    seconds: float
+
+
+def _text(**files: str) -> Leave:
+    """`name__suffix` stands for `name.suffix`, `folder___name` for `folder/name`."""
+
+    def leave(folder: Path) -> None:
+        for name, text in files.items():
+            path = folder / name.replace("___", "/").replace("__", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.replace("{dir}", str(folder)))
+
+    return leave
+
+
+def _both(*leaves: Leave) -> Leave:
+    def leave(folder: Path) -> None:
+        for each in leaves:
+            each(folder)
+
+    return leave
+
+
+def _lightning(version: int) -> Leave:
+    """A logger's folder of its own for each process, with the callback's checkpoints in it; rows that were not yet written are lost."""
+
+    def leave(folder: Path) -> None:
+        home = folder / f"version_{version}"
+        (home / "checkpoints").mkdir(parents=True)
+        callback = {"best_model_path": str(home / "checkpoints" / "epoch=1-step=20.ckpt"), "best_model_score": torch.tensor(0.5)}
+        torch.save({"state_dict": {"w": torch.ones(2)}, "callbacks": {"ModelCheckpoint": callback}}, home / "checkpoints" / "epoch=1-step=20.ckpt")
+        rows = range(10, 20) if version else range(20)
+        (home / "metrics.csv").write_text("step,loss\n" + "".join(f"{row},{0.5 / (row + 1)}\n" for row in rows))
+
+    return leave
+
+
+def _trainer(runtime: float, first_mean: float, total_mean: float, resumed: str | None) -> Leave:
+    """HF Trainer: the mean loss since the last log, and that of the process, begin anew with a process."""
+    log = [{"step": step, "loss": first_mean if step == 4 else 0.1 * step} for step in range(1, 8)]
+    state = {"global_step": 7, "best_metric": 0.5, "log_history": [*log, {"step": 7, "train_loss": total_mean, "train_runtime": runtime}]}
+
+    def leave(folder: Path) -> None:
+        (folder / "trainer_state.json").write_text(json.dumps(state))
+        (folder / "all_results.json").write_text(json.dumps({"epoch": 2.0, "train_loss": total_mean}))
+        torch.save({"python": (3, tuple(range(625)), None), "cpu": torch.arange(8)}, folder / "rng_state.pth")
+        torch.save(Namespace(output_dir=str(folder), learning_rate=0.1, resume_from_checkpoint=resumed), folder / "training_args.bin")
+
+    return leave
+
+
+def _accelerate(tuples: bool) -> Leave:
+    """`random_states_0.pkl` is a zip of torch.save; what was loaded is saved with another order and as lists."""
+    state = {"step": 4, "numpy": np.random.RandomState(3).get_state(), "torch": torch.arange(4), "betas": (0.9, 0.99) if tuples else [0.9, 0.99]}
+    return lambda folder: torch.save(dict(sorted(state.items(), reverse=tuples)), folder / "random_states_0.pkl")
+
+
+def _dcp(folder: Path) -> None:
+    dcp.save({"w": torch.ones(4), "n": 3}, checkpoint_id=folder / "step-20", no_dist=True)
+
+
+def _retention(*steps: int) -> Leave:
+    def leave(folder: Path) -> None:
+        for step in steps:
+            torch.save({"step": step}, folder / f"step-{step}.pt")
+
+    return leave
+
+
+LINES = [json.dumps({"step": step, "loss": 1 / step}) for step in range(1, 9)]
+CSV = ["step,loss,seconds", *(f"{step},{1 / step},0.1" for step in range(1, 9))]
+HEALTHY: dict[str, tuple[Leave, Leave]] = {
+    "lightning's folders of one version each": (_lightning(0), _both(_text(version_0___metrics__csv="step,loss\n0,0.5\n"), _lightning(1))),
+    "hf trainer": (_trainer(5.1, 0.4, 0.3, None), _trainer(3.2, 0.45, 0.1, "checkpoint-3")),
+    "accelerate": (_accelerate(True), _accelerate(False)),
+    "dcp": (_dcp, _dcp),
+    "jsonl with steps done twice": (_text(log__jsonl="\n".join(LINES)), _text(log__jsonl="\n".join([*LINES[:5], "{}", *LINES[3:]]))),
+    "csv with a mean that the restart cut": (_text(a__csv="\n".join(CSV)), _text(a__csv="\n".join(CSV).replace("0.25,0.1", "0.26,0.2"))),
+    "csv whose first rows were lost": (_text(a__csv="\n".join(CSV)), _text(a__csv="\n".join([CSV[0], *CSV[5:]]))),
+    "a log that says where it resumed": (_text(train__log="start\nend\n"), _text(train__log="start\nresumed at 4\nend\n")),
+    "a log begun anew": (_text(train__log="start\n1\n2\nend\n"), _text(train__log="resumed at 4\n2\nend\n")),
+    "tensorboard": (_text(events__out__tfevents__1="a"), _text(events__out__tfevents__2="b")),
+    "leftovers": (_retention(15, 20), _both(_retention(5, 10, 15, 20), _text(torn__pt__tmp="PK"))),
+    "another was counted": (_retention(15, 20), _retention(17, 20)),
+    "numpy's generator": (_saves(a=np.random.default_rng(2)), _saves(a=np.random.default_rng(2))),
+    "a dataclass": (_saves(a=Meter(3, 0.5)), _saves(a=Meter(3, 0.7))),
+    "how it was started": (
+        _text(args__json='{"lr": 1, "resume": null, "start_epoch": 0}', config__yaml="lr: 1\nresume: false\n"),
+        _text(args__json='{"lr": 1, "resume": "{dir}/last.pt", "start_epoch": 2}', config__yaml="lr: 1\nresume: true\n"),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("shape", HEALTHY)
+def test_what_a_healthy_recovery_changes_is_not_broken(tmp_path: Path, shape: str) -> None:
+    undisturbed, disturbed = HEALTHY[shape]
+    anchor = _saves(anchor=torch.ones(2))
+    finding = _judged(tmp_path, _both(undisturbed, anchor), _both(disturbed, anchor))
+    assert finding.status == "kept", finding
+
+
+BROKEN_TEXTS = {
+    "a history that is shorter": (_text(h__json="[0.5, 0.4, 0.3]"), _text(h__json="[0.3]"), "h.json: [0] is 0.3, in both undisturbed runs 0.5"),
+    "a record that stays wrong": (
+        _text(h__json='{"loss": [0.5, 0.4, 0.3, 0.2]}'),
+        _text(h__json='{"loss": [0.5, 0.4, 0.6, 0.7]}'),
+        "h.json: loss[2] is 0.6, in both undisturbed runs 0.3",
+    ),
+    "a pointer to an older one": (_text(latest="step-20"), _text(latest="step-15"), "latest: has 'step-15', in both undisturbed runs 'step-20'"),
+    "a column that stays wrong": (
+        _text(a__csv="\n".join(CSV)),
+        _text(a__csv="\n".join(CSV).replace("0.25,0.1", "0.26,0.1").replace(",0.2,", ",0.3,")),
+        "a.csv: loss of step 4 is 0.26, in both undisturbed runs 0.25",
+    ),
+    "an evaluation": (_text(a__csv="step,val\n1,3.5\n2,3.4\n3,3.3"), _text(a__csv="step,val\n1,3.5\n2,3.4\n3,3.2"), "a.csv: val of step 3 is 3.2"),
+}
+
+
+@pytest.mark.parametrize("shape", BROKEN_TEXTS)
+def test_a_wrong_text_is_broken(tmp_path: Path, shape: str) -> None:
+    undisturbed, disturbed, said = BROKEN_TEXTS[shape]
+    finding = _judged(tmp_path, undisturbed, disturbed)
+    assert finding.status == "broken" and said in finding.message, finding
+
+
+def test_where_the_undisturbed_runs_differ_nothing_is_judged(tmp_path: Path) -> None:
+    finding = _judged(tmp_path, _saves(a={"n": 1, "x": 1.0}), _saves(a={"n": 1, "x": 3.0}), _saves(a={"n": 1, "x": 2.0}))
+    assert finding.status == "kept"

@@ -20,7 +20,7 @@ _FLOAT = re.compile(r"^(?:tensor\()?-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|nan
 _TENSOR = re.compile(r"\) [0-9a-f]{16}$")
 _ALONE = "there is one undisturbed run"
 _LONGEST = 60  # characters of a value in a sentence
-_GRACEFUL = ("term", "exit", "raise", "oom", "stop")  # failures after which a job may save once more, at a moment of its own
+_GRACEFUL = ("term", "exit", "raise", "oom")  # failures after which a job may save once more, at a moment of its own
 
 
 @dataclass

@@ -191,7 +191,7 @@ Examples
   ecrl audit -- torchrun --nproc-per-node 2 train.py --out {dir}
   ecrl audit audit.resume='--resume {dir}/last.pt' failure=kill 'failure.steps=[31,40]' -- torchrun train.py --out {dir}
   ecrl audit outputs/audit/train-0123abcd            judge again what is recorded
-  ecrl audit --state A.pt B.pt                       two states tensor by tensor: torch.save, safetensors, DCP folders
+  ecrl audit --state A.pt B.pt                       two states value by value: torch.save, safetensors, DCP folders
 
   {dir}              in the command: a folder of the arm's own, the same over its restarts (also ECRL_ARM_DIR); {attempt}: 0, 1, ...
   audit.resume=TEXT  appended to the command from the second attempt on
