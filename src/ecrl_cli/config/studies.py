@@ -267,6 +267,7 @@ JOBS = (
     "trainer_job",
     "accelerate_job",
     "streaming_job",
+    "rl",
 )
 
 
