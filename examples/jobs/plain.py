@@ -47,7 +47,7 @@ BUGS = {
     "scaler": "the gradient scaler's state is not loaded",
     "buffers": "BatchNorm's running statistics are not loaded",
     "average": "training goes on from the moving average of the parameters",
-    "stale masters": "the optimizer's own copies of the parameters are not those that were loaded, and overwrite them at the first update",
+    "stale masters": "the optimizer's own copies of the parameters were made in bfloat16, and overwrite what was loaded at the first update",
     "frozen again": "a layer that takes part in training is frozen again after a restart",
     "older checkpoint": "the checkpoint before the newest is taken",
     "cold start": "a failed load is swallowed: everything begins anew",
@@ -123,7 +123,6 @@ class Job:
         bug = self.bug
         path = found[-2] if bug == "older checkpoint" and len(found) > 1 else found[-1]
         state = torch.load(path, weights_only=True)
-        self.masters = [p.detach().clone() for p in self.net.parameters()] if bug == "stale masters" else []
         if bug == "cold start":
             print("no checkpoint could be read, starting anew", file=sys.stderr)
             return
@@ -147,6 +146,8 @@ class Job:
             self.data.seed += 1
         if bug == "order":
             self.sampler.seed += 1
+        if bug == "stale masters":
+            self.masters = [parameter.detach().bfloat16() for parameter in self.net.parameters()]
         if bug == "other data set":
             self.data.x, self.data.y = self.data.x.roll(-8, 0), self.data.y.roll(-8, 0)
 
