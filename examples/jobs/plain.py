@@ -20,20 +20,25 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 BUGS = {
     "position": "a resumed epoch begins anew: its first batches come twice",
     "position off by one": "one batch too many is skipped",
+    "batch twice": "the batches of the step before the restart come again",
     "position without accumulation": "batches to skip are not multiplied by the micro-batches of a step",
     "epoch not set": "DistributedSampler.set_epoch is not called again: every epoch has the order of the first",
     "epoch off by one": "the sampler's epoch is one too high after a restart",
+    "order": "the sampler has another seed after a restart: the place is right, the order is not",
     "next epoch skipped": "a restart goes on with the epoch after the one it was in",
     "ends early": "a restart takes the job for finished",
     "generators": "no generator is restored",
     "generators drawn from": "the loader draws from the restored generator when its iterator is made",
+    "generator one draw on": "something draws from the restored generator before training goes on",
     "generators of rank 0": "every rank gets the generators of rank 0",
     "seeded after the load": "a seed set after the load undoes the restored generators",
     "augmentation": "after a restart the same samples are augmented with another seed",
+    "other data set": "a restart filters the data set otherwise: an index names another sample",
     "scheduler twice": "the schedule is stepped once more after each restart",
     "scheduler anew": "the schedule begins anew",
     "lr stale": "the optimizer keeps the learning rate that it was made with until the next step of the schedule",
     "optimizer": "the optimizer's state is not loaded",
+    "optimizer of the first save": "every later checkpoint holds the optimizer's state of the first",
     "second moment": "exp_avg_sq is lost",
     "counter": "Adam's step counter begins at 0",
     "state shuffled": "moments go to other parameters of the same shape",
@@ -42,6 +47,8 @@ BUGS = {
     "scaler": "the gradient scaler's state is not loaded",
     "buffers": "BatchNorm's running statistics are not loaded",
     "average": "training goes on from the moving average of the parameters",
+    "stale masters": "the optimizer's own copies of the parameters were made in bfloat16, and overwrite what was loaded at the first update",
+    "frozen again": "a layer that takes part in training is frozen again after a restart",
     "older checkpoint": "the checkpoint before the newest is taken",
     "cold start": "a failed load is swallowed: everything begins anew",
     "one parameter": "a parameter that is missing in the checkpoint keeps its initial value",
@@ -83,7 +90,7 @@ class Job:
         # With a generator of its own the loader draws nothing from the one that is restored; without, `iter(loader)` after the restore would.
         own = None if bug == "generators drawn from" else torch.Generator()
         self.loader = DataLoader(self.data, 96 // (STEPS_PER_EPOCH * MICRO * self.ranks), sampler=self.sampler, generator=own)
-        self.step, self.resumed = 0, False
+        self.step, self.resumed, self.masters = 0, False, []
 
     def generators(self):
         """Of every rank."""
@@ -120,7 +127,8 @@ class Job:
             print("no checkpoint could be read, starting anew", file=sys.stderr)
             return
         self.load_model(state)
-        self.load_optimizer(state)
+        first = torch.load(found[0], weights_only=True) if bug == "optimizer of the first save" else state
+        self.load_optimizer(first)
         if bug != "scheduler anew":
             self.schedule.load_state_dict(state["schedule"])
         if bug == "scheduler twice":
@@ -130,10 +138,18 @@ class Job:
         self.average, self.step, self.resumed = state["average"], state["step"], True
         if bug != "generators":
             torch.set_rng_state(state["generators"][0 if bug == "generators of rank 0" else self.rank])
+        if bug == "generator one draw on":
+            torch.rand(1)
         if bug == "seeded after the load":
             torch.manual_seed(SEED + self.rank)
         if bug == "augmentation":
             self.data.seed += 1
+        if bug == "order":
+            self.sampler.seed += 1
+        if bug == "stale masters":
+            self.masters = [parameter.detach().bfloat16() for parameter in self.net.parameters()]
+        if bug == "other data set":
+            self.data.x, self.data.y = self.data.x.roll(-8, 0), self.data.y.roll(-8, 0)
 
     def load_model(self, state):
         values = state["average" if self.bug == "average" else "net"]
@@ -177,6 +193,7 @@ class Job:
         wrong = {
             "position": (epoch, 0),
             "position off by one": (epoch, batches + MICRO if batches + MICRO < STEPS_PER_EPOCH * MICRO else batches),
+            "batch twice": (epoch, batches - MICRO),
             "position without accumulation": (epoch, steps),
             "next epoch skipped": (epoch + 1, 0),
             "ends early": (EPOCHS, 0),
@@ -200,6 +217,12 @@ class Job:
         self.save()
 
     def update(self):
+        with torch.no_grad():
+            for parameter, master in zip(self.net.parameters(), self.masters):
+                parameter.copy_(master)
+        self.masters = []
+        if self.bug == "frozen again" and self.resumed:
+            self.net[4].zero_grad()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()

@@ -59,7 +59,8 @@ def _reasons(kept: Finding, other: Finding) -> Iterator[str]:
         yield "deterministic and not deterministic"
     if kept["promise"] == "same end" and "did not come to its end" in other["message"]:
         yield "it came to its end and did not"
-    if _STATE_OF_STEP.search(kept["message"]) and (_SAVES_NOTHING.search(other["message"]) or other["arm"] == "no-checkpoint"):
+    nothing_saved = other["arm"] == "no-checkpoint" and other["promise"] == "right checkpoint"
+    if _STATE_OF_STEP.search(kept["message"]) and (nothing_saved or _SAVES_NOTHING.search(other["message"])):
         yield "it began with the state of a step, and nothing was saved"
 
 

@@ -257,16 +257,8 @@ class Compat:
 
 
 JOBS = (
-    "plain",
-    "accumulation",
-    "gpt",
-    "dcp",
-    "fsdp",
-    "stateful_loader",
-    "lightning_job",
-    "trainer_job",
-    "accelerate_job",
-    "streaming_job",
+    *("plain", "accumulation", "gpt", "dcp", "fsdp", "rl"),
+    *("stateful_loader", "lightning_job", "trainer_job", "accelerate_job", "streaming_job"),
 )
 
 

@@ -151,4 +151,12 @@ RECIPES: tuple[Recipe, ...] = (
         "resumes inside an epoch, deterministic, from the state of StreamingDataLoader",
         "docs.mosaicml.com, Fast Resumption",
     ),
+    Recipe(
+        "reinforcement learning",
+        "rl",
+        ("torch", "numpy"),
+        (),
+        "nothing: memory, target network and the world's state are the script's business",
+        "pytorch.org, serialization",
+    ),
 )
