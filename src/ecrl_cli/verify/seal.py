@@ -18,6 +18,8 @@ def records_sealed(case: Case) -> Finding:
     Not checked without a seal, unless one is required: the configuration names a key, or one was given.
     """
     notes = FindingBuilder(PROMISE)
+    if case.live:
+        return notes.finding("not sealed: the run has not ended", checked=False)
     keyed = bool(case.run.stored.config.seal.key_file)
     try:
         seal = read_seal(case.run.layout)
