@@ -35,6 +35,7 @@ from ecrl_cli.runs.tracking.tracked import tell
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.run_lock import held
 from ecrl_cli.verify.reference import References
+from ecrl_cli.verify.seal import in_run
 from ecrl_cli.verify.verdict import render
 from ecrl_cli.verify.verify_run import named, verify_run
 
@@ -55,6 +56,8 @@ def verify(argv: Sequence[str]) -> int:
     reference = checked(flags.reference) if flags.reference else None
     key = read_key(str(flags.seal_key), "--seal-key") if flags.seal_key else b""
     runs, folders = sorted_out(flags.folders)
+    if flags.seal_key and (theirs := next((run for run in runs if in_run(RunLayout(named(run)), str(flags.seal_key))), None)):
+        raise ConfigError("--seal-key", f"lies in {theirs}, which it is to vouch for", "name a key that was never in the hands of the sender")
     if flags.scrub:
         folders += [found for run in runs if (found := checkpoints_of(run)) is not None]
     _check_flags(flags, folders)
