@@ -195,3 +195,13 @@ def test_who_asks_whether_a_lock_is_held_neither_takes_nor_makes_it(tmp_path: Pa
     with run_lock(layout):
         assert held(layout)
     assert not held(layout)
+
+
+def test_an_end_that_is_still_being_recorded_is_not_wrong(recorded: Path, tmp_path: Path) -> None:
+    """The supervisor writes its end first, the phases of the attempts after that, metrics and seal last."""
+    run = RunLayout(Path(shutil.copytree(recorded / "whole", tmp_path / "run")))
+    record = read_json(run.supervisor)
+    write_json(run.supervisor, record | {"attempts": [attempt | {"phases": {}} for attempt in record["attempts"]]})
+    run.metrics.unlink()
+    with run_lock(run):
+        assert [finding.message for finding in verify_run(run.root).findings if finding.status == INVALID] == []
