@@ -15,6 +15,7 @@ from ecrl_cli.history.lineage import lineage
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.records.cut import Cut, MovedOn, take_cut
 from ecrl_cli.records.digests import file_states
+from ecrl_cli.records.extent import check_file_counts
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.records.run_config import StoredConfig, read_run_config
 from ecrl_cli.supervision.run_lock import held
@@ -64,6 +65,7 @@ class References:
 
     def records(self, layout: RunLayout) -> RunRecords:
         """As `bounded`, from the cache where the run is among the KEPT read last and its files are as they were: siblings share references."""
+        check_file_counts(layout)
         files, known = file_states(layout), self._runs.pop(layout.root, None)
         if known is None or known.files != files:
             known = _Known(files)
@@ -119,11 +121,12 @@ def read_records(layout: RunLayout) -> RunRecords:
 
 
 def _steadily(layout: RunLayout, at_rest: Callable[[], T], at_one_instant: Callable[[Cut], T]) -> T:
+    check_file_counts(layout)
     for again in reversed(range(TRIES)):
         if not held(layout):
-            before = file_states(layout)
+            before = _identity(layout.supervisor)
             read = at_rest()
-            if not held(layout) and before == file_states(layout):
+            if not held(layout) and before == _identity(layout.supervisor):
                 return read
         try:
             return at_one_instant(take_cut(layout))
@@ -131,6 +134,15 @@ def _steadily(layout: RunLayout, at_rest: Callable[[], T], at_one_instant: Calla
             if not again:
                 raise
     raise AssertionError("unreachable")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Of the file that lies there now: whoever takes up a run replaces its supervisor.json."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def bounded(layout: RunLayout, cut: Cut | None = None) -> RunRecords:
