@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.checkpoint.format.names import COMMIT
+from ecrl_cli.cli.main import main
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.cache import differences
@@ -78,9 +79,30 @@ def test_a_signature_is_checked_where_the_key_is_at_hand(run: RunLayout) -> None
 def test_the_key_of_the_configuration_is_taken_where_it_is_there(run: RunLayout) -> None:
     ask_for_signature(run)
     seal(run, KEY)
-    assert sealed(run).message.startswith("sealed and signed: ")
+    assert sealed(run).message.startswith("sealed and signed with the key that its own configuration names: ")
     key_file(run).unlink()
     assert sealed(run).status == VALID and "signature not checked (seal.key_file: " in sealed(run).message
+
+
+def test_a_key_in_the_run_itself_shows_nothing(run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
+    own = run.root / "seal.key"
+    own.write_bytes(KEY)
+    own.chmod(0o600)
+    edit_json(run.config, lambda c: c["config"]["seal"].update(key_file=str(own)))
+    seal(run, KEY)
+    found = sealed(run)
+    assert found.status == UNKNOWN and f"signed with {str(own)!r}, a key that lies in the run itself" in "".join((found.message, *found.evidence))
+    assert sealed(run, KEY).message.startswith("sealed and signed: "), "given from elsewhere it may be trusted"
+    assert main(["verify", str(run.root), "--seal-key", str(own)]) == 2
+    assert f"E-config --seal-key: lies in {run.root}, which it is to vouch for; name a key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mac", ["\u00e4" * 64, "\ud800" * 64], ids=["umlauts", "half characters"])
+@pytest.mark.parametrize("name", ["hmac_sha256", "seal_sha256"])
+def test_a_signature_of_any_characters_is_wrong(mac: str, name: str, run: RunLayout) -> None:
+    seal(run, KEY)
+    edit_json(run.seal, lambda s: s.update({name: mac}))
+    assert sealed(run, KEY).status == INVALID
 
 
 def test_a_key_that_others_may_read_is_none(run: RunLayout) -> None:

@@ -15,7 +15,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, VALID, Finding, Verdict, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import build_blk, config_of
-from tests.runs.spoil import edit_json
+from tests.runs.spoil import edit_json, edit_lines, line_at
 from tests.runs.spoilt_states import SPOILT_AUTO, SPOILT_STATES, SPOILT_TRAIN, STATE, StateBuilder, build_states, logged, without_undue_digests
 
 
@@ -84,6 +84,22 @@ def test_a_difference_behind_steps_without_digests_is_told_as_the_latest(sweep: 
     finding = found(verify_run(sweep / "auto", sweep / "ref"), "same-trajectory")
     words = "the first differing step is step 16 at the latest, component state (rank 1: rng)"
     assert finding.status == INVALID and words in told(finding), finding
+
+
+@pytest.mark.parametrize(("decay", "precision", "wrong"), [(5e-4, "fp32", True), (0.0, "fp32", False), (5e-4, "fp16", False)])
+def test_a_step_that_is_logged_and_not_applied_breaks_it(decay: float, precision: str, wrong: bool, tmp_path: Path) -> None:
+    """On all ranks alike, after the last recovery: nothing repeats the step, and nothing else is there to compare with."""
+    config = replace(config_of("blk", "kill", (9, 20), 1), state_digests="true", precision=precision)
+    run = StateBuilder(tmp_path / "blk", replace(config, optimizer=replace(config.optimizer, weight_decay=decay))).build()
+    held = line_at(run.attempt(2).rank(0), 21)["components"]["parameters"]
+    for rank in (0, 1):
+        edit_lines(run.attempt(2).rank(rank), lambda line: repeated(line, held) if line["global_step"] == 22 else line)
+    text = "rank 0 of attempt 2 holds the same parameters after step 22 as after step 21: at a learning rate of"
+    assert (text in told(found(verify_run(run.root)))) == wrong
+
+
+def repeated(line: dict[str, Any], held: str) -> dict[str, Any]:
+    return line | {"components": line["components"] | {"parameters": held}}
 
 
 def test_a_run_of_an_earlier_version_is_judged_without(tmp_path: Path) -> None:

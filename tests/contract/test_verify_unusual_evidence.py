@@ -15,6 +15,7 @@ import pytest
 
 from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LEASE, STEP_METADATA
 from ecrl_cli.checkpoint.store.step_metadata import StepMetadata
+from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.config.schema import ElasticConfig, OptimizerConfig, RecoveryConfig, WriteModeConfig
 from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.errors import StorageError
@@ -367,6 +368,15 @@ def test_a_stall_is_named_by_its_step_and_attempt(sweep: Path) -> None:
 
     run = left(run, 1, checkpoints=kept(run.logs(1).checkpoints, longer))
     assert_said(time_conserved(Case(run)), INVALID, "the stall of step 12 in attempt 1 is 0.036000 s, its parts add up to 0.037000 s")
+
+
+def test_too_many_checkpoints_are_as_wrong_as_too_few(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointStore, "retire", lambda store: ())
+        layout = build_blk(tmp_path)
+    assert [c.step for c in Case(load(layout)).disk] == [6, 12, 18, 24]
+    text = "checkpoints/step_00000006 is there, and 3 newer ones are: retention was to remove it"
+    assert_said(checkpoints_accounted(Case(load(layout))), INVALID, text)
 
 
 def test_a_folder_of_before_there_was_a_lease_has_none(sweep: Path, tmp_path: Path) -> None:

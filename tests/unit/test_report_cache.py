@@ -159,6 +159,13 @@ def test_distances_of_another_verdict_are_not_shown(sweep: Path) -> None:
     assert run.divergence is None and run.problems == ("divergence.json is of another verdict: not shown; run ecrl verify again",)
 
 
+def test_a_copy_judged_without_its_reference_keeps_no_distances_to_it(sweep: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(sweep / "blk", tmp_path / "copy" / "blk", symlinks=True))
+    assert RunLayout(copy).divergence.exists()
+    verify([str(copy)])
+    assert not RunLayout(copy).divergence.exists() and read(copy).problems == ()
+
+
 def test_a_copy_keeps_its_verdict(sweep: Path, tmp_path: Path) -> None:
     """A copy has other times, and the same content."""
     shutil.copytree(sweep, tmp_path / "copy", symlinks=True, copy_function=shutil.copy)

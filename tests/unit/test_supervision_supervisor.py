@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import CheckpointConfig, ElasticConfig, FailureConfig, RunConfig, SupervisionConfig
-from ecrl_cli.errors import EcrlError, InputError, NoProgress, NoValidCheckpoint, RunHeld, Stopped
+from ecrl_cli.errors import EcrlError, InputError, NoProgress, NoValidCheckpoint, RunHeld, StorageError, Stopped
 from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import CheckpointLine, InjectedFault, SupervisorRecord
@@ -203,6 +204,26 @@ def test_a_held_run_directory_is_left_alone(launcher: StandinLauncher, tmp_path:
     with run_lock(layout), pytest.raises(RunHeld):
         supervise(CONFIG, layout, SilentUI(), launcher)
     assert not layout.supervisor.exists()
+
+
+@pytest.mark.parametrize("gone", ["removed", "moved", "emptied"])
+def test_a_run_directory_that_goes_in_mid_run_ends_it_with_the_line_that_says_so(
+    gone: str, launcher: StandinLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = prepared(tmp_path, {0: "10:wait", 1: "wait"})
+
+    class Removing(SilentUI):
+        def progress(self, progress: Progress) -> None:
+            if gone == "moved":
+                layout.root.rename(tmp_path / "elsewhere")
+            elif gone == "removed":
+                shutil.rmtree(layout.root, ignore_errors=True)  # the ranks may write a file meanwhile
+            else:
+                for each in layout.root.iterdir():
+                    shutil.rmtree(each) if each.is_dir() else each.unlink()
+
+    with pytest.raises(StorageError, match="is gone: the run directory was removed or moved while the run was training; put it back"):
+        supervise(CONFIG, layout, Removing(), launcher)
 
 
 def test_a_run_that_reached_its_target_is_not_trained_again(launcher: StandinLauncher, tmp_path: Path) -> None:

@@ -33,7 +33,9 @@ from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.records.verdict_file import verdict_file
 from ecrl_cli.runs.tracking.tracked import tell
 from ecrl_cli.storage.files import write_json
+from ecrl_cli.supervision.run_lock import held
 from ecrl_cli.verify.reference import References
+from ecrl_cli.verify.seal import in_run
 from ecrl_cli.verify.verdict import render
 from ecrl_cli.verify.verify_run import named, verify_run
 
@@ -54,6 +56,8 @@ def verify(argv: Sequence[str]) -> int:
     reference = checked(flags.reference) if flags.reference else None
     key = read_key(str(flags.seal_key), "--seal-key") if flags.seal_key else b""
     runs, folders = sorted_out(flags.folders)
+    if flags.seal_key and (theirs := next((run for run in runs if in_run(RunLayout(named(run)), str(flags.seal_key))), None)):
+        raise ConfigError("--seal-key", f"lies in {theirs}, which it is to vouch for", "name a key that was never in the hands of the sender")
     if flags.scrub:
         folders += [found for run in runs if (found := checkpoints_of(run)) is not None]
     _check_flags(flags, folders)
@@ -167,7 +171,8 @@ def side_by_side(judged: Callable[[Path], T], runs: Sequence[Path], known: Refer
 
 
 def judge(run: Path, reference: Path | None, known: References) -> VerifyOutput:
-    """Judges one run and stores verdict.json and divergence.json beside its records; `document` has `error` where the run cannot be judged.
+    """Judges one run and stores verdict.json and divergence.json beside its records, unless they are still being written; `document` has `error`
+    where the run cannot be judged.
     RunDirectoryError where `reference` cannot be used.
     """
     try:
@@ -185,8 +190,12 @@ def judge(run: Path, reference: Path | None, known: References) -> VerifyOutput:
     document = verdict.to_json()
     name = document.get("reference", "")  # of the run that it was judged against
     against = RunLayout(named(reference) if reference else named(run).parent / name) if name else None
-    _keep(run, document, against, _apart(run, against, known))
-    return VerifyOutput(render(verdict).rstrip(), document, _EXIT[verdict.status])
+    text = render(verdict).rstrip()
+    if verdict.judged_to_step is None and not held(RunLayout(named(run))):
+        _keep(run, document, against, _apart(run, against, known))
+    else:
+        text += "\n  not stored: the records go on"
+    return VerifyOutput(text, document, _EXIT[verdict.status])
 
 
 def _apart(run: Path, reference: RunLayout | None, known: References) -> dict[str, Any] | None:
@@ -201,11 +210,14 @@ def _apart(run: Path, reference: RunLayout | None, known: References) -> dict[st
 
 
 def _keep(run: Path, document: dict[str, Any], reference: RunLayout | None, apart: dict[str, Any] | None) -> None:
+    """Stores the verdict and its distances. The distances of an earlier verdict go with it: they say nothing about this one."""
     layout = RunLayout(named(run))
     try:
         write_json(layout.verdict, verdict_file(layout, document, reference, apart))
         if apart is not None:
             write_json(layout.divergence, apart)
+        else:
+            layout.divergence.unlink(missing_ok=True)
     except OSError as error:  # an archived copy may be read-only: the verdict is printed all the same
         say(f"ecrl: {visible(run)}: the verdict is not stored ({error.strerror})")
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.limits import MOST_ATTEMPTS, MOST_FAILURES
 from ecrl_cli.errors import RecordError
+from ecrl_cli.records.cut import Cut
 from ecrl_cli.records.evaluations import Evaluation
 from ecrl_cli.records.events import (
     SCHEMA_VERSION,
@@ -82,7 +83,7 @@ class AttemptRecords:
 @dataclass(frozen=True)
 class RunRecords:
     """The records of one run directory. `plan` and `supervisor` are None if the file is missing or unreadable; `attempt_logs`: the attempt
-    folders found."""
+    folders found. `cut`: the instant at which they were read, of a run that was still running."""
 
     layout: RunLayout
     stored: StoredConfig
@@ -93,6 +94,7 @@ class RunRecords:
     attempt_logs: tuple[AttemptRecords, ...]
     unread: tuple[Unread, ...]
     digest_interval: DigestInterval | None = None
+    cut: Cut | None = None
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
@@ -141,9 +143,12 @@ class RunRecords:
         return counted
 
 
-def load(layout: RunLayout) -> RunRecords:
-    """Load the records under `layout`. EvidenceMissing or RecordError if config.json cannot be read; other damage goes to `unread`."""
-    return _Loader(layout).load()
+def load(layout: RunLayout, cut: Cut | None = None) -> RunRecords:
+    """Load the records under `layout`. EvidenceMissing or RecordError if config.json cannot be read; other damage goes to `unread`.
+
+    `cut`: as they were at that instant; MovedOn if one of them is not to be had any more.
+    """
+    return _Loader(layout, cut).load()
 
 
 RUNS_AT_ONCE = "runs_at_once"  # in environment.json where runs of a sweep trained at the same time: how many
@@ -169,8 +174,8 @@ def load_disk(layout: RunLayout) -> tuple[DiskLine, ...]:
 
 
 class _Loader:
-    def __init__(self, layout: RunLayout) -> None:
-        self.layout = layout
+    def __init__(self, layout: RunLayout, cut: Cut | None) -> None:
+        self.layout, self.cut = layout, cut
         self.unread: list[Unread] = []
 
     def load(self) -> RunRecords:
@@ -180,46 +185,59 @@ class _Loader:
         supervisor = self.document(self.layout.supervisor, _supervisor)
         dataset = self.document(self.layout.dataset, lambda value: decode(DatasetRecord, value))
         plan = self.document(self.layout.failures, _plan)
-        attempts = tuple(self.attempt(n) for n in self.first(self.layout.attempts(), MOST_ATTEMPTS, self.layout.logs))
+        numbers = [n for n in self.layout.attempts() if self.there(self.layout.attempt(n).folder)]
+        attempts = tuple(self.attempt(n) for n in self.first(numbers, MOST_ATTEMPTS, self.layout.logs))
         fired = self.fired(len(plan or ()) + SPARE_CLAIMS)
         interval = self.document(self.layout.state_digests, lambda value: decode(DigestInterval, value))
-        return RunRecords(self.layout, stored, supervisor, dataset, plan, fired, attempts, tuple(self.unread), interval)
+        if self.cut:
+            self.cut.check_unchanged(self.layout.config)
+        return RunRecords(self.layout, stored, supervisor, dataset, plan, fired, attempts, tuple(self.unread), interval, self.cut)
 
     def attempt(self, number: int) -> AttemptRecords:
         paths = self.layout.attempt(number)
         return AttemptRecords(
             attempt=number,
-            ranks={rank: self.journal(paths.rank(rank), RankLine) for rank in self.first(paths.ranks(), self.most_ranks, paths.folder)},
+            ranks={
+                rank: self.journal(paths.rank(rank), RankLine)
+                for rank in self.first(self.ranks(paths.ranks(), paths.rank), self.most_ranks, paths.folder)
+            },
             checkpoints=self.journal(paths.checkpoints, CheckpointLine),
             spans=self.journal(paths.spans(0), Span),
             final=self.document(paths.final, lambda value: decode(FinalState, value)),
             order=self.document(paths.launch, lambda value: decode(AttemptSpec, value)),
             survivor_reports={
                 rank: self.journal(paths.survivor_report(rank), SurvivorReport)
-                for rank in self.first(paths.with_survivor_report(), self.most_ranks, paths.folder)
+                for rank in self.first(self.ranks(paths.with_survivor_report(), paths.survivor_report), self.most_ranks, paths.folder)
             },
             lost_sample_records={
                 rank: self.journal(paths.lost_samples(rank), LostSamples)
-                for rank in self.first(paths.with_lost_samples(), self.most_ranks, paths.folder)
+                for rank in self.first(self.ranks(paths.with_lost_samples(), paths.lost_samples), self.most_ranks, paths.folder)
             },
             restored={
                 rank: state
-                for rank in self.first(paths.with_restored(), self.most_ranks, paths.folder)
+                for rank in self.first(self.ranks(paths.with_restored(), paths.restored), self.most_ranks, paths.folder)
                 if (state := self.document(paths.restored(rank), lambda value: decode(RestoredState, value)))
             },
             evaluations=self.journal(paths.evaluations, Evaluation),
             unloadable={
                 rank: found
-                for rank in self.first(paths.with_unloadable(), self.most_ranks, paths.folder)
+                for rank in self.first(self.ranks(paths.with_unloadable(), paths.unloadable), self.most_ranks, paths.folder)
                 if (found := self.document(paths.unloadable(rank), lambda value: decode(Unloadable, value)))
             },
         )
 
     def fired(self, most: int) -> tuple[InjectedFault, ...]:
         files = sorted(self.layout.fired.glob("*.json")) if is_folder(self.layout.fired) else []
-        files = self.first(files, most, self.layout.fired)
+        files = self.first([path for path in files if self.there(path)], most, self.layout.fired)
         entries = (self.document(path, lambda value: decode(InjectedFault, value)) for path in files)
         return tuple(entry for entry in entries if entry is not None)
+
+    def there(self, path: Path) -> bool:
+        """Whether `path` is to be read: whatever exists, or what did at the instant of the cut."""
+        return self.cut is None or path in self.cut
+
+    def ranks(self, numbers: list[int], path: Callable[[int], Path]) -> list[int]:
+        return [rank for rank in numbers if self.there(path(rank))]
 
     def first(self, there: list[T], most: int, folder: Path) -> list[T]:
         """The first `most` entries of `folder`, as many as the run can have left; more are reported as unread."""
@@ -228,20 +246,28 @@ class _Loader:
         return there[:most]
 
     def journal(self, path: Path, kind: type[T]) -> Lines[T]:
+        if self.cut and path not in self.cut:
+            return NOTHING
         try:
-            return read_journal(path, kind, self.limit)
+            return read_journal(path, kind, self.limit, self.cut.size(path) if self.cut else None)
         except (RecordError, OSError) as error:
             self.damaged(path, error)
             return NOTHING
+        finally:
+            if self.cut:
+                self.cut.check_grown(path)
 
     def document(self, path: Path, parse: Callable[[Any], T]) -> T | None:
-        if not path.exists():
+        if not path.exists() or not self.there(path):
             return None
         try:
             return parse(read_json(path))
         except (RecordError, KeyError, TypeError, ValueError, OSError) as error:
             self.damaged(path, error)
             return None
+        finally:
+            if self.cut:
+                self.cut.check_unchanged(path)
 
     def damaged(self, path: Path, error: Exception) -> None:
         reason = error.fact if isinstance(error, RecordError) else str(error.strerror) if isinstance(error, OSError) else str(error)

@@ -73,8 +73,9 @@ class Lines(Generic[T]):
     torn: int
 
 
-def read_journal(path: Path, kind: type[T], limit: int = MAX_JOURNAL) -> Lines[T]:
+def read_journal(path: Path, kind: type[T], limit: int = MAX_JOURNAL, until: int | None = None) -> Lines[T]:
     """All events of `path` (none if it is missing), of at most `limit` bytes. A torn last line is counted; damage before it is a RecordError.
+    `until`: only those in its first so many bytes.
 
     In a journal with several writers (`kind.SHARED`), a torn line may precede complete lines of another process: there, any line that is not
     JSON is counted as torn. Its event is missing, which the checkpoint account shows.
@@ -86,7 +87,7 @@ def read_journal(path: Path, kind: type[T], limit: int = MAX_JOURNAL) -> Lines[T
     events: list[T] = []
     raw: list[bytes] = []
     torn = 0
-    for number, (line, whole) in enumerate(read_lines(path, limit), start=1):
+    for number, (line, whole) in enumerate(read_lines(path, limit, until), start=1):
         event = at_once(line) if whole else None
         if not whole or (event is None and shared and not _is_json(line)):
             torn += 1

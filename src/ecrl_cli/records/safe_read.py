@@ -24,11 +24,11 @@ def read_whole(path: Path, limit: int = MAX_DOCUMENT) -> bytes:
         return _read(fd, limit)
 
 
-def read_lines(path: Path, limit: int = MAX_JOURNAL) -> Iterator[tuple[bytes, bool]]:
+def read_lines(path: Path, limit: int = MAX_JOURNAL, until: int | None = None) -> Iterator[tuple[bytes, bool]]:
     """Each line without its newline, and whether it had one: the last may be torn. RecordError as `read_whole`, and for a line of more than
-    MAX_LINE bytes."""
+    MAX_LINE bytes. `until`: read no further than that many bytes."""
     with opened(path, limit) as fd:
-        rest, left = b"", limit
+        rest, left = b"", limit if until is None else min(limit, until)
         while left > 0 and (piece := os.read(fd, min(_PIECE, left))):
             left -= len(piece)
             *whole, rest = (rest + piece).split(b"\n")

@@ -50,10 +50,10 @@ class Seal:
 
     def whole(self) -> bool:
         """Whether its own hash still matches its content."""
-        return hmac.compare_digest(self.seal_sha256, hashlib.sha256(self.body()).hexdigest())
+        return _same(self.seal_sha256, hashlib.sha256(self.body()).hexdigest())
 
     def signed_with(self, key: bytes) -> bool:
-        return hmac.compare_digest(self.hmac_sha256, _mac(self.body(), key))
+        return _same(self.hmac_sha256, _mac(self.body(), key))
 
 
 def make_seal(layout: RunLayout, run_id: str, terminal_status: str, commits: Mapping[str, str], key: bytes = b"") -> Seal:
@@ -126,5 +126,10 @@ def _mac(body: bytes, key: bytes) -> str:
     return hmac.new(key, body, hashlib.sha256).hexdigest()
 
 
+def _same(recorded: str, due: str) -> bool:
+    """In constant time; of a stranger's text too, which may hold anything."""
+    return hmac.compare_digest(recorded.encode(errors="surrogatepass"), due.encode())
+
+
 def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode(errors="surrogatepass")

@@ -13,6 +13,7 @@ from typing import Any
 
 from ecrl_cli.errors import RecordError
 from ecrl_cli.records.digests import changed_checkpoints, checkpoint_states, fingerprint
+from ecrl_cli.records.extent import check_file_counts
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 
@@ -57,6 +58,7 @@ def _stale(layout: RunLayout, value: dict[str, Any]) -> str:
     if value[_OWN] != _digest({key: item for key, item in value.items() if key != _OWN}):
         return "verdict.json was changed after it was written"
     try:
+        check_file_counts(layout)
         if value["records_sha256"] != fingerprint(layout):
             return "records changed since"
         if changed := changed_checkpoints(layout, value["checkpoints"]):

@@ -119,7 +119,8 @@ def _run(planned: RunPlan, context: RunContext) -> RunResult:
         try:
             record = _supervised(planned, context)
         except (Stopped, NoProgress, NoValidCheckpoint, StorageError):
-            end_run(layout, say)  # metrics and seal are written for an unfinished run too; reports never average it
+            if layout.config.exists():  # nothing is written into a directory that was removed meanwhile
+                end_run(layout, say)  # metrics and seal are written for an unfinished run too; reports never average it
             raise
         end_run(layout, say)
     return RunResult(0, record.terminal_status, record.reason)

@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.errors import RunHeld, StorageError
+from ecrl_cli.errors import RecordError, RunHeld, StorageError
 from ecrl_cli.linux.clock import monotonic, wall
+from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout, StudyLayout, SweepLayout
 from ecrl_cli.records.safe_read import parsed
 
 _SAYS_SO_WITHIN_S = 0.5
+_LOOKED_AT_S = 0.1  # whoever only asks whether the lock is held (`held`) has it for microseconds
 
 
 class RunLock:
@@ -47,13 +49,48 @@ def run_lock(layout: RunLayout | StudyLayout | SweepLayout) -> Iterator[RunLock]
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise StorageError("lock", f"{layout.lock} is not a regular file", "remove it")
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunHeld(str(layout.root), f"held by {_holder(fd)}", "stop it or use another run directory") from error
+        _take(fd, layout)
         yield RunLock(fd)
     finally:
         os.close(fd)
+
+
+def _take(fd: int, layout: RunLayout | StudyLayout | SweepLayout) -> None:
+    deadline = monotonic() + _LOOKED_AT_S
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if monotonic() > deadline:
+                raise RunHeld(str(layout.root), f"held by {_holder(fd)}", "stop it or use another run directory") from error
+        time.sleep(0.001)
+
+
+def held(layout: RunLayout) -> bool:
+    """Whether a command is at work in the run directory. Of a lock that this user cannot open: whether supervisor.json says that the run runs."""
+    try:
+        fd = os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except PermissionError:
+        return _says_running(layout)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return _says_running(layout)
+    finally:
+        os.close(fd)
+    return False
+
+
+def _says_running(layout: RunLayout) -> bool:
+    try:
+        document = read_json(layout.supervisor)
+    except (RecordError, OSError):
+        return False
+    return isinstance(document, dict) and document.get("terminal_status") == "running"
 
 
 def _holder(fd: int) -> str:

@@ -38,16 +38,41 @@ def lost_power(case: Case) -> bool:
     return len({session.boot_id for session in case.run.sessions}) > 1
 
 
+def tail_may_be_lost(case: Case, attempt: int) -> bool:
+    """Whether the last lines of the attempt's logs may never have reached the disk, as where the disk failed or power was lost: nothing records the
+    end of its supervisor. Not in a run that is still running."""
+    a = case.attempt(attempt)
+    session = case.run.session_of(a) if a else None
+    running = case.live and session is not None and session is case.run.sessions[-1]
+    return session is not None and session.ended_at is None and not running
+
+
+def tails_may_be_lost(case: Case, until: int) -> bool:
+    """Whether that may be so of any attempt up to `until`."""
+    return any(a.attempt <= until and tail_may_be_lost(case, a.attempt) for a in case.attempts)
+
+
 def _check_names(case: Case, notes: FindingBuilder) -> None:
     mode, history = case.run.stored.config.write_mode, case.checkpoints
     installed_whole = mode.atomic and mode.sync_directories and case.run.stored.config.checkpoint.layout == "group"
     refused = {step_of(rejected.path) for a in case.attempts for rejected in a.rejected}
     failed = {line.global_step for line in checkpoint_events(case.run) if line.event in ("failed", "lost")}
+    _check_superfluous(case, failed, notes)
     for c in case.disk:
         if c.step in history.end.retired and not lost_power(case):
             notes.broken(f"{c.path} is there, attempt {history.end.retired[c.step].attempt} says that it was retired")
         elif not c.report.ok and c.step not in history.end.live and c.step not in refused | failed and installed_whole:
             notes.broken(f"{c.path} lies there, no line accounts for it, and the integrity check refuses it: {c.report.layer}: {c.report.reason}")
+
+
+def _check_superfluous(case: Case, failed: set[int], notes: FindingBuilder) -> None:
+    """A run that came to its end kept no more than it was to: retention removes all others with the last save, unless a writer or the disk failed."""
+    if not case.completed or failed or writer_died(case) or any(line.event == "pointer_failed" for line in checkpoint_events(case.run)):
+        return
+    for step, attempt in sorted(case.checkpoints.end.superfluous.items()):
+        a, there = case.attempt(attempt), next((c for c in case.disk if c.step == step and c.report.ok), None)
+        if there and step in case.checkpoints.end.live and a is case.attempts[-1]:
+            notes.broken(f"{there.path} is there, and {case.checkpoints.end.keep} newer ones are: retention was to remove it")
 
 
 def _check_sizes(case: Case, notes: FindingBuilder) -> None:

@@ -9,7 +9,7 @@ from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import plural, shown
 from ecrl_cli.history.load import AttemptRecords
 from ecrl_cli.records.events import CHECKPOINT_ENDS, CHECKPOINT_EVENTS, FOUND, LEFT_UNCOMMITTED, LEFT_WHOLE, CheckpointLine
-from ecrl_cli.verify.checkpoint_folder import lost_power
+from ecrl_cli.verify.checkpoint_folder import lost_power, tail_may_be_lost, tails_may_be_lost
 from ecrl_cli.verify.disturbance import ENDED_WELL
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events, saves
@@ -46,7 +46,8 @@ def check_lines(case: Case, notes: FindingBuilder) -> None:
         _check_journal(case, a.attempt, a.checkpoints.events, notes)
         for line in a.checkpoints.events:
             if line.event == "retired" and line.global_step not in saved:
-                notes.broken(f"attempt {a.attempt} retired step {line.global_step}, which nobody saved")
+                text = f"attempt {a.attempt} retired step {line.global_step}, which nobody saved"
+                (notes.missing if tails_may_be_lost(case, a.attempt - 1) else notes.broken)(text)
 
 
 def _check_stages(case: Case, logs: AttemptRecords, notes: FindingBuilder) -> None:
@@ -54,7 +55,9 @@ def _check_stages(case: Case, logs: AttemptRecords, notes: FindingBuilder) -> No
     strategy, a = strategy_of(case.run.stored.config), case.attempt(logs.attempt)
     ended_well = a is not None and a.outcome in ENDED_WELL
     last = max((line.global_step for line in logs.ranks[0].events), default=0) if 0 in logs.ranks else 0
-    for step, found in saves(logs.checkpoints.events).items():
+    stages = saves(logs.checkpoints.events)
+    newest = max((step for step, found in stages.items() if "submitted" in found), default=0)
+    for step, found in stages.items():
         who = f"the save of step {step} in attempt {logs.attempt}"
         submitted, committed, failed = found.get("submitted"), found.get("committed"), found.get("failed")
         written = committed is not None and committed.reason is None
@@ -63,7 +66,9 @@ def _check_stages(case: Case, logs: AttemptRecords, notes: FindingBuilder) -> No
         if submitted is None:
             continue
         if "released" not in found and (ended_well or last > step):
-            notes.broken(f"{who} was submitted, and no line says that rank 0 went on, which it did")
+            text = f"{who} was submitted, and no line says that rank 0 went on, which it did"
+            unsaid = tail_may_be_lost(case, logs.attempt) and step == newest
+            (notes.missing if unsaid else notes.broken)(text)
         if submitted.inflight < 1:
             notes.broken(f"{who} was submitted with no checkpoint in flight, not even itself")
         handed_over = written or "received" in found

@@ -8,7 +8,7 @@ from ecrl_cli.config.elastic import next_change
 from ecrl_cli.config.legs import targets
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, GONE, Attempt, CheckpointLine
-from ecrl_cli.verify.checkpoint_folder import check_folder, writer_died
+from ecrl_cli.verify.checkpoint_folder import check_folder, tail_may_be_lost, tails_may_be_lost, writer_died
 from ecrl_cli.verify.checkpoint_lines import check_lines
 from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.disturbance import ENDED_WELL
@@ -45,7 +45,9 @@ def no_acknowledged_loss(case: Case) -> Finding:
     for each in history.overreached:
         line, who = each.line, f"attempt {each.line.attempt} retired step {each.line.global_step}"
         where = f" ({line.path})" if line.path else ""
-        notes.broken(f"{who} while {each.newer} newer checkpoints were there, checkpoint.keep is {history.keep}{where}")
+        lost_lines = tails_may_be_lost(case, line.attempt - 1)  # of newer checkpoints
+        text = f"{who} while {each.newer} newer checkpoints were there, checkpoint.keep is {history.keep}{where}"
+        (notes.missing if lost_lines else notes.broken)(text)
     if live and not case.run.layout.checkpoints.is_dir():
         notes.missing("the folder checkpoints is not here")
         return notes.finding("")
@@ -59,10 +61,11 @@ def no_acknowledged_loss(case: Case) -> Finding:
         notes.broken(text)
     known = {line.commit_sha256 for line in checkpoint_events(case.run) if line.event == "committed"}
     for c in disk.values():
+        unsaid = notes.missing if tails_may_be_lost(case, len(case.attempts)) else notes.broken
         if c.report.ok and case.ended and c.report.commit_sha256 not in known:
-            notes.broken(f"{c.path} is committed on disk and no line acknowledges it")
+            unsaid(f"{c.path} is committed on disk and no line acknowledges it")
         if c.report.ok and c.previous is not None and c.previous not in known:
-            notes.broken(f"{c.path} follows the commit {c.previous[:8]}, which no line acknowledges")
+            unsaid(f"{c.path} follows the commit {c.previous[:8]}, which no line acknowledges")
     if kind and not lost:
         count = f"{len(live)} committed checkpoints are there with as many bytes as recorded"
         return notes.finding(f"{count}; what they hold only {kind.name} can read", checked=False)
@@ -75,7 +78,11 @@ def no_acknowledged_loss(case: Case) -> Finding:
 def _retired_unsaid(case: Case, step: int) -> bool:
     """Whether retention was allowed to remove `step` and may have died before recording it: then there is no `retired` line."""
     since = case.checkpoints.end.superfluous.get(step)
-    if since is None or sum(c.report.ok and c.step > step for c in case.disk) < case.checkpoints.end.keep:
+    if sum(c.report.ok and c.step > step for c in case.disk) < case.checkpoints.end.keep:
+        return False
+    if tails_may_be_lost(case, len(case.attempts)):  # with the lines of newer ones, or of the removal
+        return True
+    if since is None:
         return False
     return writer_died(case) or any(a.attempt >= since and a.outcome not in ENDED_WELL for a in case.attempts)
 
@@ -108,12 +115,14 @@ def checkpoints_accounted(case: Case) -> Finding:
         for step in sorted(set(handed) | set(ends)):
             if handed[step] != 1 or ends[step] != 1:
                 text = f"step {step} of attempt {a.attempt} was submitted {handed[step]} times and ended {ends[step]} times"
-                (notes.broken if ends[step] or case.ended else notes.missing)(text)
+                unsaid = not handed[step] and ends[step] == 1 and tail_may_be_lost(case, a.attempt)
+                (notes.broken if (ends[step] or case.ended) and not unsaid else notes.missing)(text)
         for line in lines:
             if line.event == "committed" and not line.commit_sha256:
                 notes.broken(f"step {line.global_step} of attempt {a.attempt} was committed under no commit")
         for step in sorted(_due(case, a) - set(handed)):
-            notes.broken(f"step {step} of attempt {a.attempt} was due and no checkpoint was submitted")
+            unsaid = tail_may_be_lost(case, a.attempt) and step > max(handed, default=0)
+            (notes.missing if unsaid else notes.broken)(f"step {step} of attempt {a.attempt} was due and no checkpoint was submitted")
         if a.outcome == "resized" and not any(line.event == "committed" and line.global_step == a.last_step for line in lines):
             notes.broken(f"attempt {a.attempt} was resized after step {a.last_step}, which it did not commit")
     return notes.finding(f"{submitted} submitted, each ended once", checked=submitted > 0)

@@ -58,7 +58,8 @@ def _check_identity(case: Case, notes: FindingBuilder) -> None:
     supervisor = case.run.supervisor
     if supervisor and supervisor.run_id != stored.run_id:
         notes.broken(f"supervisor.json is of run {supervisor.run_id[:8]}, config.json of run {stored.run_id[:8]}")
-    if supervisor and supervisor.target_steps != stored.config.target_steps:
+    begun = supervisor and (not case.live or supervisor.terminal_status == "running")  # else the next session is about to say it
+    if supervisor and begun and supervisor.target_steps != stored.config.target_steps:
         notes.broken(f"supervisor.json aims at step {supervisor.target_steps}, config.json at step {stored.config.target_steps}")
     for c in case.disk:
         if c.report.run_id not in (None, stored.run_id):
@@ -95,7 +96,9 @@ def target_reached(case: Case) -> Finding:
     status = supervisor.terminal_status if supervisor else "not on record"
     last = case.attempts[-1] if case.attempts else None
     final = case.run.logs(last.attempt).final if last and not continued(case, last) else None
-    if status != "completed":
+    if case.live:
+        notes.missing(f"the run is still running: judged to step {case.path.last_step} of {target}")
+    elif status != "completed":
         notes.missing(f"the run is {status} at step {case.path.last_step} of {target}")
     elif last is None or last.outcome != "completed":
         notes.broken(f"the run is said to be completed, its last attempt {last.outcome if last else 'is not on record'}")
@@ -103,7 +106,7 @@ def target_reached(case: Case) -> Finding:
         notes.missing(f"attempt {last.attempt} left no final.json: whether and how it reached step {target} is not known")
     if final and final.global_step != target:
         notes.broken(f"final.json is of step {final.global_step}, the target is step {target}")
-    if status == "completed" and case.path.last_step < target:
+    if case.completed and case.path.last_step < target:
         notes.broken(f"the run is said to be completed, its logs end at step {case.path.last_step} of {target}")
     if final:
         _check_end_state(case, final, notes)

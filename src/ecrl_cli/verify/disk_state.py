@@ -29,6 +29,7 @@ from ecrl_cli.records.state_digests import recorded_by_rank
 from ecrl_cli.storage.fs import PosixFs
 
 _QUARANTINED_NAME = re.compile(rf"^{re.escape(REJECTED_PREFIX)}(step_([0-9]{{8}}))\.([0-9a-f]+)(\.safetensors|\.pt|\.json)?\Z")
+STEM = len("step_00000000")
 _SUFFIXES = ("", ".safetensors", ".pt", ".json")
 
 
@@ -56,7 +57,7 @@ class StoredCheckpoint:
 def on_disk(records: RunRecords, *, contents: bool = True) -> tuple[StoredCheckpoint, ...]:
     """Every checkpoint under its final name, by step. `contents` False reads the metadata but not the tensors."""
     folder = records.layout.checkpoints
-    paths = sorted(p for p in folder.iterdir() if STEP_NAME.match(p.name)) if is_folder(folder) else []
+    paths = [folder / name for name in names_in(records) if STEP_NAME.match(name)]
     config = integrity_config(records, contents)
     found = []
     for path in paths:
@@ -67,14 +68,32 @@ def on_disk(records: RunRecords, *, contents: bool = True) -> tuple[StoredCheckp
             train = _train_document(records, path.name, content) if report.ok else {}
         previous = content.commit.prev_commit_sha256 if content.commit else None
         size = size_of(path) if config.checkpointer else None
+        if not (report.ok and train):
+            _check_still_there(records, path)
         found.append(StoredCheckpoint(records.layout.relative(path), int(path.name[5:13]), report, train, previous, size))
     return tuple(found)
+
+
+def names_in(records: RunRecords) -> list[str]:
+    """The names in the folder of checkpoints, sorted: there are now, or at the instant at which a running run's records were read."""
+    folder = records.layout.checkpoints
+    if records.cut:
+        return list(records.cut.names(folder))
+    return sorted(path.name for path in folder.iterdir()) if is_folder(folder) else []
+
+
+def _check_still_there(records: RunRecords, path: Path) -> None:
+    """MovedOn if a running run has removed files of the checkpoint since the instant at which its records were read."""
+    if records.cut:
+        for name in records.cut.names(path.parent):
+            if name.startswith(path.name[:STEM]):
+                records.cut.check_unchanged(path.parent / name)
 
 
 def quarantined_steps(records: RunRecords) -> list[int]:
     """The steps of quarantined checkpoints whose commit record is still valid, as it names them."""
     folder = records.layout.checkpoints
-    paths = sorted(folder.glob(f"{REJECTED_PREFIX}*")) if folder.is_dir() else []
+    paths = [folder / name for name in names_in(records) if name.startswith(REJECTED_PREFIX)]
     return [step for path in paths if (step := _committed_step(path)) is not None]
 
 
@@ -122,7 +141,7 @@ class Quarantined:
 def quarantined(records: RunRecords) -> tuple[Quarantined, ...]:
     """All quarantined checkpoints, ordered by name. A single file and its sidecar count as one."""
     folder = records.layout.checkpoints
-    names = sorted(path.name for path in folder.iterdir()) if is_folder(folder) else []
+    names = names_in(records)
     there: dict[tuple[str, str], list[str]] = {}
     for name in names:
         if match := _QUARANTINED_NAME.match(name):

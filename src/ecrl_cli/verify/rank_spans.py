@@ -84,11 +84,14 @@ def read_spans(records: RunRecords) -> RankSpans:
         paths = records.layout.attempt(logs.attempt)
         for rank in paths.spanned():
             events = logs.spans.events
+            path = paths.spans(rank)
+            if records.cut and path not in records.cut:
+                continue
             if rank:
                 try:
-                    events = read_journal(paths.spans(rank), Span).events
+                    events = read_journal(path, Span, until=records.cut.size(path) if records.cut else None).events
                 except (RecordError, OSError) as error:
-                    unread.append(f"{records.layout.relative(paths.spans(rank))} cannot be read: {error}")
+                    unread.append(f"{records.layout.relative(path)} cannot be read: {error}")
                     continue
             if events:
                 accounts[logs.attempt, rank] = SpanAccount(events)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ecrl_cli.config.elastic import fits
 from ecrl_cli.config.identity import reference_id
@@ -13,16 +13,21 @@ from ecrl_cli.errors import EcrlError, RecordError, plural
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.lineage import lineage
 from ecrl_cli.history.load import RunRecords, load
+from ecrl_cli.records.cut import Cut, MovedOn, take_cut
 from ecrl_cli.records.digests import file_states
+from ecrl_cli.records.extent import check_file_counts
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.records.run_config import StoredConfig, read_run_config
+from ecrl_cli.supervision.run_lock import held
 from ecrl_cli.verify.disturbance import uninterrupted
 from ecrl_cli.verify.registry import checks_alone, run_checks
 from ecrl_cli.verify.verdict import VALID, Finding, worst
 from ecrl_cli.verify.verification_input import Case, same_sizes
 
+T = TypeVar("T")
 PREFERRED = ("ref", "clean")  # variants, best reference first
 _MOST = 4  # references that one run is compared with
+TRIES = 20  # to read a run that is still running before it has removed a checkpoint, or replaced a record, that is being read
 KEPT = 12  # runs whose records stay in memory: those that a suite's arms and seeds have beside each other, not a whole sweep
 
 
@@ -60,10 +65,11 @@ class References:
 
     def records(self, layout: RunLayout) -> RunRecords:
         """As `bounded`, from the cache where the run is among the KEPT read last and its files are as they were: siblings share references."""
+        check_file_counts(layout)
         files, known = file_states(layout), self._runs.pop(layout.root, None)
         if known is None or known.files != files:
             known = _Known(files)
-        case = known.case = known.case or Case(bounded(layout), seal_key=self.seal_key)
+        case = known.case = known.case or read_case(layout, self.seal_key)
         self._runs[layout.root] = known
         for older in [each for each in self._runs.values() if each.case][:-KEPT]:
             older.case = None
@@ -96,9 +102,52 @@ PER_LINE = 32  # rank-steps per existing line: an honest run has one line each, 
 SAMPLES_FREE, SAMPLES_PER_LINE = 2**27, 2**16
 
 
-def bounded(layout: RunLayout) -> RunRecords:
-    """The records under `layout`; RecordError if verifying them would cost far more than they hold."""
-    records = load(layout)
+def read_case(layout: RunLayout, seal_key: bytes) -> Case:
+    """The run as it lies there; one that is still running as it lay there at one instant, its checkpoints too. MovedOn if that does not succeed."""
+
+    def at_one_instant(cut: Cut) -> Case:
+        # Checkpoints first: a fast run removes them within fractions of a second, while its logs only grow.
+        nothing = RunRecords(layout, read_run_config(layout), None, None, None, (), (), (), None, cut)
+        case = Case(nothing, seal_key=seal_key)
+        assert case.disk is not None and case.quarantined is not None  # read here, and kept
+        return case.beside(run=bounded(layout, cut))
+
+    return _steadily(layout, lambda: Case(bounded(layout), seal_key=seal_key), at_one_instant)
+
+
+def read_records(layout: RunLayout) -> RunRecords:
+    """As `read_case`, without the checkpoints."""
+    return _steadily(layout, lambda: bounded(layout), lambda cut: bounded(layout, cut))
+
+
+def _steadily(layout: RunLayout, at_rest: Callable[[], T], at_one_instant: Callable[[Cut], T]) -> T:
+    check_file_counts(layout)
+    for again in reversed(range(TRIES)):
+        if not held(layout):
+            before = _identity(layout.supervisor)
+            read = at_rest()
+            if not held(layout) and before == _identity(layout.supervisor):
+                return read
+        try:
+            return at_one_instant(take_cut(layout))
+        except MovedOn:
+            if not again:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Of the file that lies there now: whoever takes up a run replaces its supervisor.json."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def bounded(layout: RunLayout, cut: Cut | None = None) -> RunRecords:
+    """The records under `layout`, at the instant of `cut`; RecordError if verifying them would cost far more than they hold."""
+    records = load(layout, cut)
     check_extent(records)
     return records
 

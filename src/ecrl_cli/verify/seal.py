@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ecrl_cli.config.hmac_key import read_key
-from ecrl_cli.errors import ConfigError, RecordError, plural
+from ecrl_cli.errors import ConfigError, RecordError, plural, shown
+from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.seal import Seal, changed_files, read_seal
 from ecrl_cli.verify.continuation import check_earlier_seals
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
@@ -18,6 +21,8 @@ def records_sealed(case: Case) -> Finding:
     Not checked without a seal, unless one is required: the configuration names a key, or one was given.
     """
     notes = FindingBuilder(PROMISE)
+    if case.live:
+        return notes.finding("not sealed: the run has not ended", checked=False)
     keyed = bool(case.run.stored.config.seal.key_file)
     try:
         seal = read_seal(case.run.layout)
@@ -71,12 +76,19 @@ def _signature(case: Case, seal: Seal, keyed: bool, notes: FindingBuilder) -> st
             why = "seal.key_file asks for a signature" if keyed else "a key was given"
             notes.broken(f"seal.json is not signed, and {why}")
         return "sealed"
+    if not case.seal_key and in_run(case.run.layout, keyed_by := case.run.stored.config.seal.key_file):
+        notes.missing(f"signed with {shown(keyed_by)}, a key that lies in the run itself: whoever has the run can sign it anew (--seal-key FILE)")
     key, why = (case.seal_key, "") if case.seal_key else _own_key(case)
     if not key:
         return f"sealed, signature not checked ({why})"
     if not seal.signed_with(key):
         notes.broken("the signature of seal.json is not of this key")
-    return "sealed and signed"
+    return "sealed and signed" if case.seal_key else "sealed and signed with the key that its own configuration names"
+
+
+def in_run(layout: RunLayout, name: str) -> bool:
+    """Whether the file `name` lies in the run directory."""
+    return bool(name) and Path(name).expanduser().resolve().is_relative_to(layout.root.resolve())
 
 
 def _own_key(case: Case) -> tuple[bytes, str]:

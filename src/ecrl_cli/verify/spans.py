@@ -10,7 +10,7 @@ from ecrl_cli.errors import plural
 from ecrl_cli.history.membership import continuing_ranks
 from ecrl_cli.records.events import COPY_WAIT, RANK_CATEGORIES, STALL_PARTS, Attempt, CheckpointLine, RankLine, Span
 from ecrl_cli.records.state_digests import recorded_by_rank
-from ecrl_cli.verify.checkpoint_folder import lost_power
+from ecrl_cli.verify.checkpoint_folder import lost_power, tail_may_be_lost
 from ecrl_cli.verify.clocks import local_ranks, processes_over
 from ecrl_cli.verify.disturbance import ENDED_WELL
 from ecrl_cli.verify.rank_spans import ROUNDING_S, SpanAccount
@@ -36,7 +36,8 @@ def check_spans(case: Case, notes: FindingBuilder) -> None:
                 continue
             if _check_account(a, rank, account, notes):
                 waits = _waits(account, logs.checkpoints.events) if rank == 0 else set()
-                _check_lines(f"attempt {a.attempt} rank {rank}", lines.events, account, waits, notes)
+                lost = tail_may_be_lost(case, a.attempt)
+                _check_lines(f"attempt {a.attempt} rank {rank}", lines.events, account, waits, notes, lost=lost)
                 _check_span_steps(case, a, rank, account, notes)
             else:
                 sound = False
@@ -86,11 +87,11 @@ def _check_ends_of_spans(case: Case, a: Attempt, rank: int, notes: FindingBuilde
 def _check_span_steps(case: Case, a: Attempt, rank: int, account: SpanAccount, notes: FindingBuilder) -> None:
     """A span is of the step that was being worked on: the last one logged before it, or the next one; 0 before the attempt's first step.
 
-    Not after a loss of power, which may take the last lines and leave the spans.
+    Not where the disk failed or power was lost, which may take the last lines and leave the spans.
     """
     logs, done, behind = case.run.logs(a.attempt), a.resumed_from_step, 0
     lines = logs.ranks[rank].events if rank in logs.ranks else ()
-    if lost_power(case) or not lines:
+    if lost_power(case) or tail_may_be_lost(case, a.attempt) or not lines:
         return
     last = max(a.last_step or 0, lines[-1].global_step) + (a.outcome not in ENDED_WELL)
     for span in account.spans:
@@ -103,14 +104,15 @@ def _check_span_steps(case: Case, a: Attempt, rank: int, account: SpanAccount, n
             return
 
 
-def _check_lines(who: str, lines: tuple[RankLine, ...], account: SpanAccount, waits: set[float], notes: FindingBuilder) -> None:
+def _check_lines(who: str, lines: tuple[RankLine, ...], account: SpanAccount, waits: set[float], notes: FindingBuilder, *, lost: bool) -> None:
     """A step is `compute` from its beginning to its line, but for the waits for a deferred copy, which begin at `waits`. Only the last line's
-    span may be missing: it was open when the rank died."""
+    span may be missing: it was open when the rank died. `lost`: the last spans may never have reached the disk."""
     for number, line in enumerate(lines):
         step = f"step {line.global_step} of {who}"
         if line.at > account.end + ROUNDING_S:
             if number < len(lines) - 1:
-                notes.broken(f"the spans of {who} end before {step} does, and later steps are on record")
+                text = f"the spans of {who} end before {step} does, and later steps are on record"
+                (notes.missing if lost else notes.broken)(text)
                 return
             continue
         spans = account.covering(line.at)
@@ -186,7 +188,8 @@ def _check_save(case: Case, a: Attempt, account: SpanAccount, lines: tuple[Check
         ("enqueue", released.enqueue_s if released else None, behind),
     ):
         spent = sum(span.end - span.start for span in spans if span.category == name)
-        if recorded is not None and all(abs(recorded - spent - more) > ROUNDING_S for more in (0.0, _left_over(account, first, name))):
+        lost = not spent and tail_may_be_lost(case, a.attempt)  # the spans end in the save
+        if recorded is not None and not lost and all(abs(recorded - spent - more) > ROUNDING_S for more in (0.0, _left_over(account, first, name))):
             notes.broken(f"{who} has {recorded:.6f} s of {name} by its line, {spent:.6f} s by the spans of rank 0")
     if released and released.at <= account.end + ROUNDING_S:
         _check_stall(who, account, (first, last), released, notes)

@@ -12,6 +12,7 @@ from ecrl_cli.history.lineage import lines_of
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt, FinalState, RankLine
 from ecrl_cli.records.state_digests import RANK_COMPONENTS, RankState, digest_due, digests_configured, recorded_by_rank, worked_out
+from ecrl_cli.verify.checkpoint_folder import tails_may_be_lost
 from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.state_values import Values, differing, ends_as_restored, equal_on_ranks, has_digests, values_of
 from ecrl_cli.verify.train_state import check_documents, check_settings
@@ -19,6 +20,7 @@ from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, every_line
 
 PROMISE = "state-consistent"
+LEAST_DECAY = 1e-6  # of a weight in one step: float32 keeps relative changes from 6e-8 on
 _TENSORS = ("parameters", "buffers", "optimizer")  # what `state_digest` is taken over
 
 
@@ -33,6 +35,7 @@ def state_consistent(case: Case) -> Finding:
     _check_survivors(case, notes)
     _check_due(case, notes)
     check_state_digests(case, notes)
+    _check_updates(case, notes)
     texts = [
         f"ranks agree after {plural(steps, 'step')}" + (" and at the end" if ended else ""),
         f"the learning rate on {plural(lines, 'line')} is the schedule's",
@@ -61,6 +64,24 @@ def _apart(ranks: dict[int, Values]) -> dict[int, list[str]]:
     return {rank: names for rank, values in sorted(ranks.items()) if (names := differing(first, values))}
 
 
+def _check_updates(case: Case, notes: FindingBuilder) -> None:
+    """A step changes the parameters: weight decay alone does, whatever the gradients are, where the learning rate is not too small for float32.
+
+    Not in fp16, where the scaler skips steps, nor without weight decay, where a gradient may be zero.
+    """
+    config = case.run.stored.config
+    for a in case.attempts if config.precision != "fp16" else ():
+        for rank, lines in sorted(case.run.logs(a.attempt).ranks.items()):
+            rate, before = 0.0, None  # the largest learning rate since `before`
+            for line in lines.events:
+                held = line.components.get("parameters") if line.components else None
+                if before and held == before[1] and rate * config.optimizer.weight_decay > LEAST_DECAY:
+                    who = f"rank {rank} of attempt {a.attempt} holds the same parameters after step {line.global_step} as after step {before[0]}"
+                    notes.broken(f"{who}: at a learning rate of {rate:g} no update was applied")
+                    return
+                rate, before = (line.lr or 0.0, (line.global_step, held)) if held else (max(rate, line.lr or 0.0), before)
+
+
 def _check_due(case: Case, notes: FindingBuilder) -> None:
     """Every digest due by the configuration is on record, and the interval follows from the measured times."""
     config, interval = case.run.stored.config, case.run.digest_interval
@@ -72,7 +93,8 @@ def _check_due(case: Case, notes: FindingBuilder) -> None:
             notes.broken(f"state_digests.json has digests logged every {shown(interval.every)} steps, its times make that {due.every}")
         interval = due
         if not any(line.seconds == interval.step_s for a in case.run.attempt_logs if 0 in a.ranks for line in a.ranks[0].events):
-            notes.broken("state_digests.json rests on a step of rank 0 that no line tells of")
+            lost = tails_may_be_lost(case, len(case.attempts))
+            (notes.missing if lost else notes.broken)("state_digests.json rests on a step of rank 0 that no line tells of")
     every = interval if config.state_digests == "auto" else None
     for a in case.attempts:
         for rank, lines in case.run.logs(a.attempt).ranks.items():

@@ -289,7 +289,7 @@ def _tensors(c: StoredCheckpoint) -> dict[str, str]:
 def _check_checkpoints(case: Case, reference: RunRecords, claimed: int, notes: FindingBuilder) -> None:
     """Compare checkpoints of the same step tensor by tensor, where both runs still have them; only the first that differs is reported."""
     whole = all(c.report.ok for c in case.disk)  # else look again: a checkpoint whose contents are damaged is compared by its metadata
-    own = case.disk if whole else on_disk(case.run, contents=False)
+    own = case.disk if whole or case.live else on_disk(case.run, contents=False)
     ours, others = ({c.step: c for c in found if c.report.ok} for found in (own, on_disk(reference, contents=False)))
     for step in sorted(step for step in set(ours) & set(others) if step <= claimed):
         readable = ours[step].report.manifest and others[step].report.manifest  # not one that another checkpointer wrote

@@ -30,12 +30,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`reference`: the name of the run folder that this one was compared with, or empty."""
+    """`reference`: the name of the run folder that this one was compared with, or empty. `judged_to_step`: of a run that was still running."""
 
     run: str
     run_id: str
     reference: str
     findings: tuple[Finding, ...]
+    judged_to_step: int | None = None
 
     @property
     def status(self) -> str:
@@ -45,7 +46,8 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """The content of verdict.json."""
-        return {"schema_version": SCHEMA_VERSION, "status": self.status, **encode(self)}
+        document = {"schema_version": SCHEMA_VERSION, "status": self.status, **encode(self)}
+        return {key: value for key, value in document.items() if key != "judged_to_step" or value is not None}
 
 
 @dataclass
@@ -103,7 +105,8 @@ def counted(findings: Iterable[Finding]) -> str:
 def render(verdict: Verdict) -> str:
     """Text for the terminal: the status, then a line per promise with its evidence."""
     against = f" (against {visible(verdict.reference)})" if verdict.reference else ""
-    lines = [f"{visible(verdict.run)}: {verdict.status} ({counted(verdict.findings)}){against}"]
+    running = "" if verdict.judged_to_step is None else f"; still running, judged to step {verdict.judged_to_step}"
+    lines = [f"{visible(verdict.run)}: {verdict.status} ({counted(verdict.findings)}){against}{running}"]
     for finding in verdict.findings:
         named = finding.status in (INVALID, UNKNOWN)  # the message of these names the promise already
         lines.append(f"  {finding.status:<{_WIDTH}}{visible(finding.message if named else f'{finding.promise}: {finding.message}')}")

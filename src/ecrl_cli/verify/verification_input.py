@@ -75,12 +75,17 @@ class Case:
 
     @property
     def completed(self) -> bool:
-        return self.run.supervisor is not None and self.run.supervisor.terminal_status == "completed"
+        return self.ended and self.run.supervisor is not None and self.run.supervisor.terminal_status == "completed"
+
+    @property
+    def live(self) -> bool:
+        """Whether another command was at work in the run directory when the records were read: all are as they were at one instant."""
+        return self.run.cut is not None
 
     @property
     def ended(self) -> bool:
-        """Whether the supervisor has recorded a terminal status."""
-        return self.run.supervisor is not None and self.run.supervisor.terminal_status != "running"
+        """Whether the supervisor has recorded a terminal status, and no other has begun."""
+        return not self.live and self.run.supervisor is not None and self.run.supervisor.terminal_status != "running"
 
     def attempt(self, number: int) -> Attempt | None:
         return self._attempts.get(number)

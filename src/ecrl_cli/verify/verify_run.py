@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from ecrl_cli.errors import EvidenceMissing, RunDirectoryError
+from ecrl_cli.history.lineage import lineage
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.verify.disturbance import uninterrupted
@@ -33,7 +34,8 @@ def verify_run(run_dir: Path, reference: Path | None = None, known: References |
         doubts=references.doubts,
         disturbed_alike=references.disturbed_alike,
     )
-    return Verdict(run.layout.root.name, run.stored.run_id, called(chosen), findings)
+    judged_to = lineage(run).last_step if run.cut else None
+    return Verdict(run.layout.root.name, run.stored.run_id, called(chosen), findings, judged_to)
 
 
 def called(reference: RunRecords | None) -> str:

@@ -30,7 +30,7 @@ from ecrl_cli.records.verdict_file import divergence_of, read_verdict
 from ecrl_cli.report.model.inputs import RunInput
 from ecrl_cli.report.model.timeline_view import TimelineView, timeline_view
 from ecrl_cli.report.palette import CATEGORY_COLOURS
-from ecrl_cli.verify.reference import References, bounded
+from ecrl_cli.verify.reference import References, read_records
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, worst
 from ecrl_cli.verify.verify_run import named, verify_run
 
@@ -259,7 +259,7 @@ class _Reader:
 
     def run(self) -> Run:
         place, layout = self.place, self.layout
-        records = self.attempt(lambda: bounded(layout) if layout.config.exists() else None, None)
+        records = self.attempt(lambda: read_records(layout) if layout.config.exists() else None, None)
         self.troubles += [f"{file.path}: {file.reason}" for file in records.unread] if records else []
         supervised = records if records and records.supervisor else None
         account = self.attempt(lambda: timeline(supervised) if supervised else None, None)
@@ -271,7 +271,7 @@ class _Reader:
         verdict, divergence = self.attempt(lambda: judge_again(layout) if self.judge_anew else verdict_on_file(layout), NOT_JUDGED)
         self.troubles += [verdict.problem] if verdict.problem else []
         suite, variant, seed = _names(place, metrics, records)
-        reason = _reason(place, metrics, supervisor, self.troubles)
+        reason = _reason(place, metrics, supervisor, self.troubles, live=records is not None and records.cut is not None)
         disk: tuple[DiskLine, ...] = self.attempt(lambda: load_disk(layout), ()) if supervised and account else ()
         view = self.attempt(lambda: timeline_view(supervised, disk, account) if supervised and account else None, None)
         return Run(
@@ -347,14 +347,14 @@ def _names(place: RunInput, metrics: Metrics | None, records: RunRecords | None)
     return row.get("suite", ""), row.get("variant", ""), row.get("seed", "")
 
 
-def _reason(place: RunInput, metrics: Metrics | None, supervisor: SupervisorRecord | None, troubles: Sequence[str]) -> str:
+def _reason(place: RunInput, metrics: Metrics | None, supervisor: SupervisorRecord | None, troubles: Sequence[str], *, live: bool) -> str:
     text = ": ".join(word for word in (place.manifest_row.get("status", ""), place.manifest_row.get("reason", "")) if word)
     if not place.layout.root.is_dir():
         return f"never started (manifest: {text})"
     if metrics is None:
         return f"its records cannot be read ({troubles[0]})" if troubles else f"nothing on record ({text or 'the run has not begun'})"
     if metrics.terminal_status == "running":
-        return f"has not ended (step {metrics.committed_steps} of {metrics.target_steps})"
+        return f"{'is still running' if live else 'has not ended'} (step {metrics.committed_steps} of {metrics.target_steps})"
     if metrics.committed_steps < metrics.target_steps or metrics.final is None:
         status = ": ".join(filter(None, (supervisor.terminal_status, supervisor.reason))) if supervisor else ""
         return f"ended at step {metrics.committed_steps} of {metrics.target_steps}" + (f" ({status})" if supervisor else "")

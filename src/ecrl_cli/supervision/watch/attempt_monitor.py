@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from ecrl_cli.errors import visible
+from ecrl_cli.errors import StorageError, visible
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import Hang, Straggler
 from ecrl_cli.records.messages import Hello, Notice, Progress, RankError
@@ -95,6 +95,7 @@ class AttemptMonitor:
         self._rank_errors: list[RankError] = []
         self._on_progress: Callable[[Progress], None] = _ignore_progress
         self._reaped = False
+        self._laid_down = context is not None and context.logs.launch.exists()
         self._events = EventLoop()
 
     def run(self, on_progress: Callable[[Progress], None]) -> AttemptResult:
@@ -113,12 +114,19 @@ class AttemptMonitor:
 
     def _over(self) -> bool:
         now = monotonic()
+        self._check_run_directory()
         if self._finished() or self._graceful_stop.over(now):
             return True
         if self._context and self._context.wall_clock_faults:
             self._context.wall_clock_faults.inject_due(now, self._running.pids())
         self._hang = self._watchdog.check(now) if self._watchdog else None
         return self._hang is not None
+
+    def _check_run_directory(self) -> None:
+        """StorageError once the order of this attempt is gone: nothing that the ranks still write would be found."""
+        if self._context and self._laid_down and not self._context.logs.launch.exists():
+            folder, remedy = self._context.logs.folder.parents[1], "put it back and start the same command, or start a new run"
+            raise StorageError(str(folder), "is gone: the run directory was removed or moved while the run was training", remedy)
 
     def _finished(self) -> bool:
         """Whether the attempt is over because of what its ranks did; in-place recovery, where ranks may outlive others, says it otherwise."""
