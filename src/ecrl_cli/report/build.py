@@ -14,6 +14,7 @@ from ecrl_cli.report.figures.studies import study_pictures
 from ecrl_cli.report.formats import harmless, printable
 from ecrl_cli.report.model.comparison import Comparison, compare
 from ecrl_cli.report.model.inputs import destination, find_inputs, run_inputs
+from ecrl_cli.report.model.references import read_references
 from ecrl_cli.report.model.replication import replication
 from ecrl_cli.report.model.run_record import ON_FILE, Judging, read_runs
 from ecrl_cli.report.model.study_record import StudyResult, read_studies
@@ -57,7 +58,8 @@ def report(dirs: list[Path], out: Path | None = None, other: Path | None = None,
         refuse_links(folder.parent, [folder.name])
     if other:
         run_inputs([other])
-    comparison = compare(read_runs(inputs.runs, judging, load_libraries))  # verifies what is due: what is bad is refused before
+    runs = read_runs(inputs.runs, judging, load_libraries)  # verifies what is due: what is bad is refused before
+    comparison = compare(runs, read_references(runs))
     if not any(run.metrics for run in comparison.runs) and not any(study.result for study in studies):
         raise _no_numbers(comparison, studies)
     diff = read_sweep_diff(comparison, dirs, other, judging) if other else None
@@ -84,7 +86,7 @@ def _no_numbers(comparison: Comparison, studies: Sequence[StudyResult]) -> Evide
 
 def contents(comparison: Comparison, studies: Sequence[StudyResult] = (), diff: SweepDiff | None = None) -> dict[str, bytes]:
     """Every file of the report by its path in the folder; the page last, so that all its links exist."""
-    published = replication().publication(comparison) if comparison.runs else None
+    published = replication().publication(comparison.without_references) if comparison.runs else None
     figures = Figures(run_pictures(comparison), {study.ident: study_pictures(study) for study in studies})
     summary = _summary(comparison, studies)
     files = picture_files(figures.every)

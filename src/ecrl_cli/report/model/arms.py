@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ecrl_cli.config.identity import NOT_IDENTITY
-from ecrl_cli.config.strategies import FOREIGN
 from ecrl_cli.metrics.recoveries import RESTART_COSTS, Restart
 from ecrl_cli.metrics.statistics import Summary, ratio_of_means, summary
+from ecrl_cli.report.model.axes import BETWEEN, ORDER, UNNAMED, axes_of
 from ecrl_cli.report.model.run_record import Metrics, Run
+from ecrl_cli.report.model.settings import flat_config
 
-ORDER = ("clean", "ref", "ref2", "blk", "ovl", "mem", "spares", "rollback", "forward", "skip", "redistribute", *(kind.name for kind in FOREIGN))
 BASES = ("clean", "ref", "blk")
 
 MEASURES: dict[str, Callable[[Metrics], float | None]] = {
@@ -41,9 +39,8 @@ HELD_OUT = ("accuracy", "perplexity", "held_out_loss")  # quality on held-out da
 
 @dataclass(frozen=True)
 class Arm:
-    """The runs of a suite that differ only in the seed. `label`: the variant, and the `settings` in which arms of that variant differ.
-
-    `averaged`: every quality gate of the suite passed; otherwise its runs are not averaged.
+    """The runs of a suite that differ only in the seed. `label`: the variant, and in short the `settings` in which arms of that variant differ,
+    which `setting` names without it. `averaged`: every quality gate of the suite passed; otherwise its runs are not averaged.
     """
 
     suite: str
@@ -52,6 +49,12 @@ class Arm:
     runs: tuple[Run, ...]
     averaged: bool = True
     settings: frozenset[tuple[str, str]] = frozenset()
+    setting: str = ""
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether its runs were trained to compare others with, and save one checkpoint only."""
+        return all(run.is_reference for run in self.runs)
 
     @property
     def metrics(self) -> list[Metrics]:
@@ -97,7 +100,7 @@ def arms_of(runs: Iterable[Run], averaged: Collection[str] = ()) -> list[Arm]:
             groups.setdefault((run.suite, run.variant), []).append(run)
     arms = [arm for (suite, variant), members in groups.items() for arm in _split(suite, variant, members, suite in averaged)]
     suites = list(dict.fromkeys(arm.suite for arm in arms))
-    return sorted(arms, key=lambda arm: (suites.index(arm.suite), ORDER.index(arm.variant) if arm.variant in ORDER else len(ORDER), arm.label))
+    return sorted(arms, key=lambda arm: (suites.index(arm.suite), ORDER.index(arm.variant) if arm.variant in ORDER else len(ORDER), arm.variant))
 
 
 def base_of(arm: Arm, arms: Iterable[Arm], base: str) -> Arm | None:
@@ -151,15 +154,15 @@ def _split(suite: str, variant: str, runs: list[Run], whole: bool) -> list[Arm]:
     configs = [dict(config) for config in by_config]
     keys = sorted({key for config in configs for key in config if len({other.get(key) for other in configs}) > 1})
     settings = [tuple((key, config.get(key, "?")) for key in keys) for config in configs]
-    labels = [" ".join([variant, *(f"{key}={value}" for key, value in pairs)]) for pairs in settings]
-    named = zip(labels, by_config.values(), settings, strict=True)
-    return [Arm(suite, variant, label, tuple(members), whole, frozenset(pairs)) for label, members, pairs in named]
+    axes = axes_of(runs)
+    levels = [tuple((axis, axis.level(members[0])) for axis in axes) for members in by_config.values()]
+    named = sorted(zip(levels, by_config.values(), settings, strict=True), key=lambda arm: [axis.levels.index(level) for axis, level in arm[0]])
+    arms = []
+    for at, members, pairs in named:
+        setting = BETWEEN.join(axis.short(level) for axis, level in at)
+        arms.append(Arm(suite, variant, _label(variant, setting), tuple(members), whole, frozenset(pairs), setting))
+    return arms
 
 
-def flat_config(config: dict[str, Any]) -> dict[str, str]:
-    """The settings that distinguish configurations, as dotted keys; without the seed and keys that only name or locate a run."""
-    found: dict[str, str] = {}
-    for key, value in config.items():
-        entries = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
-        found |= {name: str(item) for name, item in entries.items() if name != "seed" and not {name, key} & set(NOT_IDENTITY)}
-    return found
+def _label(variant: str, setting: str) -> str:
+    return BETWEEN.join(filter(None, ("" if variant == UNNAMED and setting else variant, setting)))

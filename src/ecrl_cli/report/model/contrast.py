@@ -207,8 +207,8 @@ def _of_suite(arms: Sequence[Arm], arm_label: str, base_label: str) -> list[tupl
 def _repeated(comparison: Comparison, suites: Sequence[str] | None) -> dict[str, list[tuple[Run, Run]]]:
     """By source, the pairs of equal runs, with at least one run of each pair in `suites`."""
     wanted = [suite for suite in comparison.passed if suites is None or suite in suites]
-    arms = [(arm, comparison.of(suite)) for suite in wanted for arm in comparison.of(suite) if arm.variant == "ref2"]
-    again = [pair for arm, others in arms for pair in _of_suite(others, arm.label, "ref")]
+    own = {suite: [arm for arm in comparison.of(suite) if not arm.is_reference] for suite in wanted}
+    again = [pair for arms in own.values() for arm in arms if arm.variant == "ref2" for pair in _of_suite(arms, arm.label, "ref")]
     by_id: dict[str, list[Run]] = {}
     for run in comparison.counted:
         if run.metrics and run.suite in comparison.passed:

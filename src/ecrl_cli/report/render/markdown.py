@@ -9,10 +9,12 @@ from ecrl_cli.errors import visible
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.report.formats import plural, printable, short
 from ecrl_cli.report.model.comparison import Comparison
+from ecrl_cli.report.model.effects import effects, interactions
 from ecrl_cli.report.model.study_record import StudyResult, headline
 from ecrl_cli.report.tables.checkpointers import checkpointers_table
 from ecrl_cli.report.tables.comparisons import brief, tables
 from ecrl_cli.report.tables.disk import disk_table
+from ecrl_cli.report.tables.effects import effects_table, interactions_table, slices_table
 from ecrl_cli.report.tables.quality import quality_table
 from ecrl_cli.report.tables.records import CSV_FILES
 from ecrl_cli.report.tables.renderers import escaped, markdown_of, markdown_section, terminal_of
@@ -61,7 +63,9 @@ def markdown(comparison: Comparison, summary: ReportSummary, figures: Sequence[s
     if not comparison.runs:
         return "\n".join(lines)
     own = [table(comparison) for table in (quality_table, recoveries_table, disk_table)]
-    for table in [checkpointers_table(comparison, studies), *own, *tables(comparison)]:
+    every, two = effects(comparison), interactions(comparison)
+    axes = [effects_table(comparison, every), slices_table(comparison, every), interactions_table(comparison, two)]
+    for table in [*axes, checkpointers_table(comparison, studies), *own, *tables(comparison)]:
         lines += markdown_section(table) if table else []
     lines += ["## Figures", "", *(f"![{name}](figures/{name}.png)" for name in figures), ""]
     lines += ["Goodput is committed steps per second of wall time, from the supervisor's launch to the target."]

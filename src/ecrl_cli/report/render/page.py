@@ -21,6 +21,7 @@ from ecrl_cli.report.figures.runs import first_seed
 from ecrl_cli.report.model.arms import MEASURES
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.contrast import by_scope
+from ecrl_cli.report.model.effects import effects, interactions
 from ecrl_cli.report.model.replication import Publication
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.study_record import StudyResult, headline
@@ -32,6 +33,7 @@ from ecrl_cli.report.tables import runs
 from ecrl_cli.report.tables.checkpointers import checkpointers_table
 from ecrl_cli.report.tables.comparisons import SHORT, compared_table, noise_table, overlap_table, wins_table
 from ecrl_cli.report.tables.disk import disk_table
+from ecrl_cli.report.tables.effects import effects_table, interactions_table, slices_table
 from ecrl_cli.report.tables.quality import quality_table
 from ecrl_cli.report.tables.renderers import MOST_ROWS, cut_note, page_rows
 from ecrl_cli.report.tables.runs import measures_table, restarts_table
@@ -47,6 +49,7 @@ MOST_OPEN = 60  # rows of a study's table: longer ones are folded
 MOST_LINES = 16  # of a table of runs: longer ones scroll
 DENSE_FROM = 11  # columns: tables with more are set smaller
 MOST_LISTED = 24  # runs that are listed one below the other; more are a picture first
+OPENING = ("axes", "effects")  # figures that stand beside the answer
 COSTS = ("stall_s", "snapshot_s", "copy_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s")
 BADGES = {
     "valid": ("good", "\N{CHECK MARK}", "valid"),
@@ -132,6 +135,7 @@ def _of_runs(comparison: Comparison, drawn: Figures) -> dict[str, Any]:
         "columns": list(dict.fromkeys([*comparison.labels, *(comparison.label(run) for run in comparison.runs)])),
         "anchors": anchors,
         "wins": wins_table(comparison, contrasts) if contrasts else None,
+        "axes": effects_table(comparison, effects(comparison)),
         "costs": runs.costs_table(comparison),
         "quality": quality_table(comparison),
         "recoveries": runs.recoveries_table(comparison),
@@ -139,8 +143,8 @@ def _of_runs(comparison: Comparison, drawn: Figures) -> dict[str, Any]:
         "arms": runs.arms_table(comparison),
         "runs": runs.runs_table(comparison, anchors),
         "divergence": runs.divergence_table(comparison, anchors),
-        "opening": [found for found in shown if found[0].name == "effects"],
-        "figures": [found for found in shown if found[0].name != "effects"],
+        "opening": [found for found in shown if found[0].name in OPENING],
+        "figures": [found for found in shown if found[0].name not in OPENING],
         "files": [picture.name for picture in drawn.runs],
         "first_seed": first_seed(comparison),
         "colours": variant_colours(list(dict.fromkeys([*comparison.labels, *(run.variant for run in comparison.runs)]))),
@@ -262,6 +266,8 @@ def _statistics(comparison: Comparison) -> Section:
     arms = [measures_table(comparison, scope, suites) for scope, suites in scopes]
     compared = [compared_table(comparison, scope, suites, SHORT if n else tuple(MEASURES)) for n, (scope, suites) in enumerate(scopes)]
     tables = [
+        slices_table(comparison, effects(comparison)),
+        interactions_table(comparison, interactions(comparison)),
         *_joined(arms, f"Arms, measure by measure, scale {comparison.scale()}"),
         *_joined(compared, f"Arms compared, pair by pair, scale {comparison.scale()}"),
         *(overlap_table(comparison), restarts_table(comparison), noise_table(comparison)),

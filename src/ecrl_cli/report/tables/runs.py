@@ -48,9 +48,12 @@ NAMES = {
 }
 
 
+REFERENCE_NOTE = "ref is the undisturbed run in references/, which saves one checkpoint, at its end."
+
+
 def in_order(comparison: Comparison, suite: str) -> list[Run]:
     """The runs of a suite, arm by arm, then the excluded ones."""
-    compared = {id(run): run for arm in comparison.of(suite) for run in arm.runs}
+    compared = {id(run): run for arm in comparison.of(suite) for run in arm.runs if not arm.is_reference}
     return [*compared.values(), *(run for run in comparison.runs if run.suite == suite and id(run) not in compared)]
 
 
@@ -170,6 +173,7 @@ def arms_table(comparison: Comparison) -> Table:
         rows.append((arm.suite, Cell(arm.label, arm=arm.label), len(arm.metrics), means[0], *compared, *means[1:]))
     failed = [suite for suite in comparison.suites if suite not in comparison.passed]
     note = f"Not averaged, because a quality gate failed: {formats.listed(failed)}." if failed else ""
+    note = f"{note} {REFERENCE_NOTE}".strip() if any(arm.is_reference for arm in comparison.arms) else note
     return Table(f"Arms over seeds, scale {comparison.scale()}", columns, tuple(rows), note, "summary.csv")
 
 

@@ -63,6 +63,7 @@ GROWTH = {
 }
 SLOPE = "Slope {points} points per doubling (95% {low} to {high}), {smallest} to {largest}, scale {scale}; larger models also take longer steps."
 PRICED = {"ref": "Checkpoints alone", "blk": "Failures alone", "ovl": "Failures and overlapping together"}  # each takes a verb in the plural
+SAVED_ONCE = "Failures and checkpoints together"  # against a reference, which saves only at its end
 
 
 def fields(found: Contrast) -> dict[str, str]:
@@ -158,7 +159,7 @@ def sentences(comparison: Comparison) -> list[Statement]:
     return [
         *_strategies(comparison),
         *_checkpoints(comparison),
-        *(_price(claim, arm) for arm in ("blk", "ovl") for claim in _few(claims(comparison, arm, "ref"))),
+        *(_price(claim, _priced(comparison, arm)) for arm in ("blk", "ovl") for claim in _few(claims(comparison, arm, "ref"))),
         *_restarts(comparison),
         *_efficiency(comparison),
         *_growth(comparison),
@@ -177,18 +178,22 @@ def _strategies(comparison: Comparison) -> list[Statement]:
 
 def _checkpoints(comparison: Comparison) -> list[Statement]:
     found = claims(comparison, "ref", "clean")
-    if not found and any(arm.variant == "ref" for arm in comparison.arms):
+    if not found and any(arm.variant == "ref" for arm in comparison.without_references.arms):
         return [Statement("What checkpoints cost by themselves was not measured: ref saves too, in blocking mode; add variant=clean,...")]
-    return [_price(claim, "ref") for claim in _few(found)]
+    return [_price(claim, PRICED["ref"]) for claim in _few(found)]
 
 
 def _few(found: Sequence[T]) -> Sequence[T]:
     return found if len(found) <= MANY else ()
 
 
-def _price(claim: Contrast, variant: str) -> Statement:
-    """ref saves in blocking mode: blk compared with it is the cost of failures, ovl what remains of that with overlapping."""
-    return Statement(PRICES[claim.sign].format(what=PRICED[variant], **fields(claim)), GOODPUT.format(**fields(claim)))
+def _priced(comparison: Comparison, variant: str) -> str:
+    """ref saves in blocking mode: blk compared with it is the cost of failures, ovl what remains of that with overlapping. A reference saves once."""
+    return SAVED_ONCE if all(arm.is_reference for arm in comparison.arms if arm.variant == "ref") else PRICED[variant]
+
+
+def _price(claim: Contrast, what: str) -> Statement:
+    return Statement(PRICES[claim.sign].format(what=what, **fields(claim)), GOODPUT.format(**fields(claim)))
 
 
 def _restarts(comparison: Comparison) -> list[Statement]:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from ecrl_cli.report.formats import by_value, change, count, distance, duration, listed, plural, share, short
 from ecrl_cli.report.model.arms import BASES
+from ecrl_cli.report.model.axes import UNNAMED
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.contrast import compared_arms, versus
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.palette import FAMILIES
 from ecrl_cli.report.text.claims import MANY, Statement, noise, repeated, sentences, winner
+from ecrl_cli.report.text.effects import effect_statements
 from ecrl_cli.verify.verdict import INVALID
 
 MOST_BROKEN = 3  # runs named in the summary
@@ -59,6 +61,7 @@ def summarize(comparison: Comparison) -> ReportSummary:
     parts: list[list[str | Statement | None]] = [
         [*broken(comparison)],
         [_what_ran(comparison), _judged(comparison), _recovered(comparison)],
+        [*effect_statements(comparison)],
         [*(sentences(comparison) if repeated(comparison) else _costs(comparison)), *_stalls(comparison), start_up(comparison)],
         [noise(comparison), _confidence(comparison), apart, pooled_over(comparison), *comparison.notes, _left_out(comparison), _gates(comparison)],
     ]
@@ -125,14 +128,15 @@ def _what_ran(comparison: Comparison) -> str:
     where = suites[0] if len(suites) == 1 else plural(len(suites), "suite")
     seeded = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
     lasted = f"{listed([f'{s:,}' for s in steps])} steps, scale {listed(scales)}"
-    arms = [f"{variant} in {len(labels)} settings" if len(labels) > MANY else listed(labels) for variant, labels in _settings(comparison).items()]
+    named = {variant: "" if variant == UNNAMED else f"{variant} in " for variant in _settings(comparison)}
+    arms = [f"{named[variant]}{len(labels)} settings" if len(labels) > MANY else listed(labels) for variant, labels in _settings(comparison).items()]
     return f"{plural(len(counted), 'run')} of {where}: {listed(arms)}; {seeded}, {lasted}."
 
 
 def _settings(comparison: Comparison) -> dict[str, list[str]]:
-    """The labels of each variant: one, or one per setting of what else a sweep varied."""
+    """The labels of each variant of the runs: one, or one per setting of what else a sweep varied."""
     found: dict[str, list[str]] = {}
-    for arm in comparison.arms:
+    for arm in comparison.without_references.arms:
         labels = found.setdefault(arm.variant, [])
         labels += [arm.label] if arm.label not in labels else []
     return found
@@ -167,14 +171,14 @@ def _costs(comparison: Comparison) -> list[str]:
     """If every comparison is a single pair: one sentence per arm, with a range over several suites; one for all settings of a variant that has many,
     which names the lowest and the highest."""
     settings = _settings(comparison)
-    variants = {label: variant for variant, labels in settings.items() for label in labels}
+    variants = {arm.label: arm.variant for arm in comparison.arms}
     ratios_by_label: dict[str, list[tuple[int, str]]] = {}
     in_settings: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for label, base in compared_arms(comparison):
         found = [pair for suite in comparison.passed if (pair := versus(comparison, label, base, "goodput", [suite]))]
         ratios = [pair.mean_of_ratios.mean for pair in found if pair.mean_of_ratios]
-        if ratios and len(settings[variants[label]]) > MANY:
-            setting = label.removeprefix(variants[label]).strip() or "as it is"
+        if ratios and len(settings.get(variants[label], ())) > MANY:
+            setting = next((arm.setting for arm in comparison.arms if arm.label == label), "") or "as it is"
             in_settings.setdefault((variants[label], variants[base]), []).extend((ratio, setting) for ratio in ratios)
         elif ratios:
             order = BASES.index(base) if base in BASES else len(BASES)
