@@ -46,8 +46,11 @@ class ReportResult:
     notes: tuple[str, ...] = ()
 
 
-def report(dirs: list[Path], out: Path | None = None, other: Path | None = None, judging: Judging = ON_FILE) -> ReportResult:
-    """Writes the report on `dirs` (run directories, studies and folders of them) into `out`, compared with the sweep `other` if given.
+def report(
+    dirs: list[Path], out: Path | None = None, other: Path | None = None, judging: Judging = ON_FILE, *, every_run: bool = False
+) -> ReportResult:
+    """Writes the report on `dirs` (run directories, studies and folders of them) into `out`, compared with the sweep `other` if given. `every_run`:
+    its text has a row for each run.
 
     RunDirectoryError for a path that is neither run nor study; RecordError for a damaged study result; EvidenceMissing if there are no
     numbers; StorageError if `out` cannot be written.
@@ -68,7 +71,8 @@ def report(dirs: list[Path], out: Path | None = None, other: Path | None = None,
     lines = against_lines(diff) if diff else []
     lines += [line for study in studies for line in terminal_study(study, ALONE if len(studies) == 1 else AMONG_OTHERS)]
     code = _exit_code(comparison, studies, diff)
-    text = "\n".join([*(printable(line) for line in lines), terminal(comparison, page, studies)])
+    said = summarize(comparison).headline if comparison.runs else ""
+    text = "\n".join([*(printable(line) for line in lines), terminal(comparison, page, studies, headline=said, every_run=every_run)])
     return ReportResult(page, text, code, comparison.notes + (diff.theirs.notes if diff else ()))
 
 

@@ -20,6 +20,7 @@ from ecrl_cli.report.model.comparison import ALL, EVERY, Comparison
 from ecrl_cli.report.model.contrast import Contrast, by_scope
 from ecrl_cli.report.model.effects import effects, swept
 from ecrl_cli.report.model.run_record import Run
+from ecrl_cli.report.model.spans import is_range, span
 from ecrl_cli.report.model.timeline_view import TimelineView, thinned
 from ecrl_cli.report.palette import BAD, CATEGORY_COLOURS, FAMILY_COLOURS, INK, MUTED, PAPER, RULE, Colour, variant_colours
 
@@ -78,7 +79,7 @@ def draw_goodput(comparison: Comparison) -> Figure:
     values = [(y, value, colours[arm.label].light, f"{name}: {rate(value)} steps/s, {_spread_text(s, rate)}") for y, arm, name, value, s in shown]
     runs = [(m.goodput, y, PAPER.light, f"{name}, seed {m.seed}: {rate(m.goodput)} steps/s") for y, arm, name, _, _ in shown for m in arm.metrics]
     points = pd.DataFrame(runs, columns=MARK_COLUMNS)
-    ends = pd.DataFrame([(y, s.low, s.high, INK.light) for y, *_, s in shown if s], columns=END_COLUMNS)
+    ends = pd.DataFrame([(y, *ends, INK.light) for y, *_, s in shown if (ends := span(s))], columns=END_COLUMNS)
     bars(axes, pd.DataFrame(values, columns=BAR_COLUMNS), rows[-1][0] + 1, 0.72)
     intervals(axes, ends, 1.4)
     several = points[points.groupby("y")["x"].transform("size") > 1]
@@ -163,7 +164,7 @@ def _estimates(axes: Axes, rows: Sequence[tuple[float, Contrast]], colours: dict
     import pandas as pd
 
     shown = [(y, each, ratios) for y, each in rows if (ratios := each.pair.mean_of_ratios)]
-    found = [(y, r.low, r.mean, r.high, colours[each.arm].light, each.scope in (ALL, EVERY), _estimate_text(each)) for y, each, r in shown]
+    found = [(y, *_ends(r), colours[each.arm].light, each.scope in (ALL, EVERY), _estimate_text(each)) for y, each, r in shown]
     frame = pd.DataFrame(found, columns=["row", "low", "mean", "high", "colour", "pooled", "says"])
     frame[["low", "mean", "high"]] = 100 * frame[["low", "mean", "high"]].astype(float)
     intervals(axes, frame[END_COLUMNS], 1.6)
@@ -171,8 +172,14 @@ def _estimates(axes: Axes, rows: Sequence[tuple[float, Contrast]], colours: dict
         marks(axes, frame[frame["pooled"] == pooled].rename(columns={"mean": "x", "row": "y"})[MARK_COLUMNS], marker=marker, markersize=size)
 
 
+def _ends(ratios: Summary) -> tuple[float | None, float, float | None]:
+    low, high = span(ratios) or (None, None)
+    return low, ratios.mean, high
+
+
 def _estimate_text(each: Contrast) -> str:
-    spread = f" [{'identical in all pairs' if each.alike else f'{change(each.interval[0])} to {change(each.interval[1])}'}]" if each.interval else ""
+    low, _, high = _ends(each.pair.mean_of_ratios) if each.pair.mean_of_ratios else (None, 0.0, None)
+    spread = f" [{'identical in all pairs' if each.alike else f'{change(low)} to {change(high)}'}]" if each.interval else ""
     noise = f", {each.against_floor}" if each.against_floor else ""
     return f"{each.title}, {each.scope or 'all suites'}: {change(each.effect)}{spread}, {plural(each.pair.n, 'pair')}{noise}"
 
@@ -289,6 +296,8 @@ def _leave_room(axes: Axes) -> None:
 
 def _spread_text(summary: Summary | None, form: Callable[[float], str]) -> str:
     """The number of runs behind a mean, and its interval."""
-    if summary is None or summary.low is None or summary.high is None:
+    ends = span(summary)
+    if summary is None or ends is None:
         return "one run"
-    return f"mean of {plural(summary.n, 'run')}, 95% interval {form(summary.low)} to {form(summary.high)}"
+    low, high = ends
+    return f"mean of {plural(summary.n, 'run')}, {'range' if is_range(summary) else '95% interval'} {form(low)} to {form(high)}"

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from ecrl_cli.metrics.recoveries import RESTART_COSTS, Restart
 from ecrl_cli.metrics.statistics import Summary, ratio_of_means, summary
+from ecrl_cli.report.formats import by_value
 from ecrl_cli.report.model.axes import BETWEEN, ORDER, UNNAMED, axes_of
 from ecrl_cli.report.model.run_record import Metrics, Run
 from ecrl_cli.report.model.settings import flat_config
+from ecrl_cli.report.model.spans import amounts
 
 BASES = ("clean", "ref", "blk")
 
@@ -69,14 +71,16 @@ class Arm:
         """Seconds of a restart by phase and in `total`, and the steps `replayed`, over all restarts; empty without any, or if not averaged."""
         if not self.averaged or not self.restarts:
             return {}
-        phases = {phase: summary([restart.seconds[phase] for restart in self.restarts]) for phase in RESTART_COSTS}
+        phases = {phase: amounts([restart.seconds[phase] for restart in self.restarts]) for phase in RESTART_COSTS}
         total, replayed = ([getattr(restart, name) for restart in self.restarts] for name in ("total_s", "replayed"))
-        return phases | {"total": summary(total), "replayed": summary(replayed)}
+        return phases | {"total": amounts(total), "replayed": amounts(replayed)}
 
     def summary(self, measure: str) -> Summary | None:
         """Mean, standard deviation and interval; None if the arm is not averaged or no run has the measure."""
         values = [value for value in map(MEASURES[measure], self.metrics) if value is not None]
-        return summary(values) if values and self.averaged else None
+        if not values or not self.averaged:
+            return None
+        return summary(values) if measure in HELD_OUT else amounts(values)
 
     def shown(self, measure: str) -> float | None:
         """The value of a bar: the mean if the arm is averaged, else the value of its only run, else None."""
@@ -98,6 +102,7 @@ def arms_of(runs: Iterable[Run], averaged: Collection[str] = ()) -> list[Arm]:
     for run in runs:
         if run.counted:
             groups.setdefault((run.suite, run.variant), []).append(run)
+    groups = {key: sorted(members, key=lambda run: by_value(run.seed)) for key, members in groups.items()}
     arms = [arm for (suite, variant), members in groups.items() for arm in _split(suite, variant, members, suite in averaged)]
     suites = list(dict.fromkeys(arm.suite for arm in arms))
     return sorted(arms, key=lambda arm: (suites.index(arm.suite), ORDER.index(arm.variant) if arm.variant in ORDER else len(ORDER), arm.variant))

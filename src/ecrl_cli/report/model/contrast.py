@@ -70,6 +70,11 @@ class Contrast:
         return f"{self.arm} against {self.base}"
 
     @property
+    def is_noise(self) -> bool:
+        """Whether it is of equal runs: the noise floor, and no effect."""
+        return same_runs(self.arm, self.base)
+
+    @property
     def effect(self) -> float:
         """The mean of ratios, to which the interval belongs, minus 1; 0 if the measure has no ratio."""
         return self.pair.mean_of_ratios.mean if self.pair.mean_of_ratios else 0.0
@@ -117,6 +122,11 @@ class Contrast:
         return (1 if self.effect > 0 else -1) if self.distinguishable else 0
 
 
+def same_runs(arm: str, base: str) -> bool:
+    """Whether two labels are of a reference and its repetition."""
+    return arm.startswith("ref2") and base.startswith("ref")
+
+
 def contrast(comparison: Comparison, arm: str, base: str, measure: str = "goodput", suites: Sequence[str] | None = None) -> Contrast | None:
     """The contrast of two arms (labels) over the pairs of `suites` (None: all) that passed; None if no pair has the measure."""
     found = pairs(comparison, arm, base, suites)
@@ -139,9 +149,7 @@ def contrasts(comparison: Comparison, scope: str, suites: Sequence[str], measure
 def by_scope(comparison: Comparison) -> list[tuple[Contrast, ...]]:
     """The contrasts of goodput, arm by arm: over all suites first, then suite by suite. ref2 against ref is the noise floor, not a contrast."""
     scopes = sorted(comparison.scopes, key=lambda scope: scope[0] != ALL)
-    found: dict[tuple[str, str], list[Contrast]] = {
-        labels: [] for labels in compared_arms(comparison) if not (labels[0].startswith("ref2") and labels[1].startswith("ref"))
-    }
+    found: dict[tuple[str, str], list[Contrast]] = {labels: [] for labels in compared_arms(comparison) if not same_runs(*labels)}
     for scope, suites in scopes:
         for each in contrasts(comparison, scope, suites):
             if (each.arm, each.base) in found:

@@ -28,6 +28,7 @@ from ecrl_cli.report.model.study_record import StudyResult, headline
 from ecrl_cli.report.model.sweep_diff import SweepDiff
 from ecrl_cli.report.model.timeline_view import recorded_at, ticks
 from ecrl_cli.report.palette import CATEGORY_COLOURS, FAMILIES, FAMILY_COLOURS, variables, variant_colours
+from ecrl_cli.report.render.opening import opening
 from ecrl_cli.report.render.sweep_diff import against_sentences, against_tables
 from ecrl_cli.report.tables import runs
 from ecrl_cli.report.tables.checkpointers import checkpointers_table
@@ -48,6 +49,7 @@ MOST_CHECKPOINTS = 40
 MOST_OPEN = 60  # rows of a study's table: longer ones are folded
 MOST_LINES = 16  # of a table of runs: longer ones scroll
 DENSE_FROM = 11  # columns: tables with more are set smaller
+MOST_DETAILED = 200  # runs whose timeline, checkpoints and evidence are on the page
 MOST_LISTED = 24  # runs that are listed one below the other; more are a picture first
 OPENING = ("axes", "effects")  # figures that stand beside the answer
 COSTS = ("stall_s", "snapshot_s", "copy_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s")
@@ -126,11 +128,13 @@ def page_of(template: str, **values: Any) -> str:
 def _of_runs(comparison: Comparison, drawn: Figures) -> dict[str, Any]:
     """The template variables of the runs' sections; empty tables if there is nothing to compare."""
     suites = [(suite, runs.in_order(comparison, suite)) for suite in comparison.suites]
-    anchors = {id(run): f"run-{number}" for number, run in enumerate(run for _, members in suites for run in members)}
+    detailed = _detailed(comparison, [run for _, members in suites for run in members])
+    anchors = {id(run): f"run-{number}" for number, run in enumerate(detailed)}
     contrasts = by_scope(comparison)
     shown = in_page(drawn.runs)
     return {
         "comparison": comparison,
+        "shown_first": opening(comparison),
         "suites": suites,
         "columns": list(dict.fromkeys([*comparison.labels, *(comparison.label(run) for run in comparison.runs)])),
         "anchors": anchors,
@@ -151,6 +155,17 @@ def _of_runs(comparison: Comparison, drawn: Figures) -> dict[str, Any]:
         "choices": _choices(comparison),
         "known_of": lambda run: _facets(comparison, run),
     }
+
+
+def _detailed(comparison: Comparison, ordered: Sequence[Run]) -> list[Run]:
+    """The runs that the page shows in detail: all, or of more than MOST_DETAILED those that failed and one of each arm, so that the page opens at
+    once.
+    """
+    if len(ordered) <= MOST_DETAILED:
+        return list(ordered)
+    chosen = {id(run) for runs in first_seed(comparison).values() for run in runs}
+    failing = [run for run in ordered if run.failing][:MOST_DETAILED]
+    return [*failing, *(run for run in ordered if id(run) in chosen and not run.failing)]
 
 
 def _facets(comparison: Comparison, run: Run) -> dict[str, str]:
@@ -180,6 +195,7 @@ def _environment() -> Environment:
     made.filters["ident"] = id
     made.filters["evidence"] = lambda value: formats.printable(json.dumps(value, sort_keys=True, default=str))
     made.globals |= {
+        "at_scale": formats.at_scale,
         "ticks": ticks,
         "longest": lambda runs: max((run.view.wall_s for run in runs if run.view), default=0.0),
         "badges": BADGES,
@@ -268,8 +284,8 @@ def _statistics(comparison: Comparison) -> Section:
     tables = [
         slices_table(comparison, effects(comparison)),
         interactions_table(comparison, interactions(comparison)),
-        *_joined(arms, f"Arms, measure by measure, scale {comparison.scale()}"),
-        *_joined(compared, f"Arms compared, pair by pair, scale {comparison.scale()}"),
+        *_joined(arms, f"Arms, measure by measure{formats.at_scale(comparison.scale())}"),
+        *_joined(compared, f"Arms compared, pair by pair{formats.at_scale(comparison.scale())}"),
         *(overlap_table(comparison), restarts_table(comparison), noise_table(comparison)),
     ]
     lead = "All measures with their means, deviations and intervals by Student's t and by BCa bootstrap. Folded, because they are many."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ecrl_cli.report.formats import share
+from ecrl_cli.report.formats import in_brackets, share
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.contrast import Contrast, NoiseFloor
 from ecrl_cli.report.model.effects import Effect, Interaction, Level, swept
@@ -22,7 +22,7 @@ _AXIS = (Column("axis"), Column("level"), Column("against"))
 def effects_table(comparison: Comparison, found: Sequence[Effect]) -> Table:
     """What each axis does to goodput, paired over all others."""
     rows = tuple((*_levels(each.axis.name, each.level, each.base), *_numbers(each.whole)) for each in swept(found))
-    title = f"What each axis does to goodput, paired over all others (scale {comparison.scale(comparison.passed)})"
+    title = f"What each axis does to goodput, paired over all others{in_brackets(comparison.scale(comparison.passed))}"
     return Table(title, (*_AXIS, *_NUMBERS), rows, floor_note(_floor(found)) if rows else "", "effects.csv")
 
 
@@ -34,7 +34,7 @@ def slices_table(comparison: Comparison, found: Sequence[Effect]) -> Table:
         for effect in found
         for part in effect.slices
     )
-    return Table(f"The same, slice by slice (scale {comparison.scale(comparison.passed)})", columns, rows, file="effects.csv")
+    return Table(f"The same, slice by slice{in_brackets(comparison.scale(comparison.passed))}", columns, rows, file="effects.csv")
 
 
 def interactions_table(comparison: Comparison, found: Sequence[Interaction]) -> Table:
@@ -48,14 +48,15 @@ def interactions_table(comparison: Comparison, found: Sequence[Interaction]) -> 
         )
         for each in found
     )
-    title = f"Interactions: by how much the ratio of goodput changes (scale {comparison.scale(comparison.passed)})"
+    title = f"Interactions: by how much the ratio of goodput changes{in_brackets(comparison.scale(comparison.passed))}"
     note = "Zero: the two axes act independently of each other." if rows else ""
     return Table(title, columns, rows, note, "interactions.csv")
 
 
 def effects_brief(found: Sequence[Effect]) -> Table:
     """The effects with the columns that fit in a terminal."""
-    columns = (Column("axis"), Column("comparison"), Column("pairs", "count"), Column("goodput", "change"), _FLOOR)
+    floor = [_FLOOR] if _floor(found) else []
+    columns = (Column("axis"), Column("comparison"), Column("pairs", "count"), Column("goodput", "change"), *floor)
     rows = tuple(
         (each.axis.name, each.whole.title, each.whole.pair.n, mean_cell(each.whole.pair.mean_of_ratios), _against(each.whole))
         for each in swept(found)

@@ -8,7 +8,7 @@ from ecrl_cli.report.model.effects import effects, swept
 from ecrl_cli.report.text.claims import GOODPUT, Statement, fields
 
 MOST_EFFECTS = 8  # sentences: the tables have all
-DIFFERS = "{axis}: {arm} has {effect} goodput against {base}, seen in {seen}."
+DIFFERS = "{axis}: {arm} has {size} {more} goodput than {base}, seen in {seen}."
 NO_DIFFERENCE = "{axis}: no difference between {arm} and {base} that {seen} could show."
 
 
@@ -19,7 +19,7 @@ def effect_statements(comparison: Comparison) -> list[Statement]:
 
 
 def _statement(axis: str, found: Contrast) -> Statement:
-    words = {**fields(found), "where": ""}
+    words = {**fields(found), "where": "", "more": "more" if found.effect > 0 else "less"}
     template = DIFFERS if found.distinguishable else NO_DIFFERENCE
     name = axis[:1].upper() + axis[1:]
     return Statement(template.format(axis=name, **words), GOODPUT.format(**words))
