@@ -182,7 +182,11 @@ def versus(comparison: Comparison, arm_label: str, base_label: str, measure: str
 def pairs(comparison: Comparison, arm_label: str, base_label: str, suites: Sequence[str] | None = None) -> list[tuple[Run, Run]]:
     """Runs of one suite, seed and reference_id, of the arm and of its base; suites that failed a gate give none."""
     chosen = [suite for suite in comparison.passed if suites is None or suite in suites]
-    return [pair for suite in chosen for pair in _of_suite(comparison.of(suite), arm_label, base_label)]
+    key = ("pairs", arm_label, base_label, *chosen)
+    if key not in comparison.memo:
+        comparison.memo[key] = [pair for suite in chosen for pair in _of_suite(comparison.of(suite), arm_label, base_label)]
+    found: list[tuple[Run, Run]] = comparison.memo[key]
+    return found
 
 
 def compared_arms(comparison: Comparison, suites: Sequence[str] | None = None) -> list[tuple[str, str]]:
@@ -215,6 +219,14 @@ def _of_suite(arms: Sequence[Arm], arm_label: str, base_label: str) -> list[tupl
 def _repeated(comparison: Comparison, suites: Sequence[str] | None) -> dict[str, list[tuple[Run, Run]]]:
     """By source, the pairs of equal runs, with at least one run of each pair in `suites`."""
     wanted = [suite for suite in comparison.passed if suites is None or suite in suites]
+    key = ("repeated", *wanted)
+    if key not in comparison.memo:
+        comparison.memo[key] = _repeated_in(comparison, wanted)
+    found: dict[str, list[tuple[Run, Run]]] = comparison.memo[key]
+    return found
+
+
+def _repeated_in(comparison: Comparison, wanted: Sequence[str]) -> dict[str, list[tuple[Run, Run]]]:
     own = {suite: [arm for arm in comparison.of(suite) if not arm.is_reference] for suite in wanted}
     again = [pair for arms in own.values() for arm in arms if arm.variant == "ref2" for pair in _of_suite(arms, arm.label, "ref")]
     by_id: dict[str, list[Run]] = {}

@@ -14,6 +14,7 @@ from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.spans import span
 
 MOST_EFFECTS, MOST_LANES = 9, 5
+APART = 20  # percent of the width: an end of the scale nearer to zero has no label of its own
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def opening(comparison: Comparison) -> Opening:
     arms = [("", each) for members in by_scope(comparison) for each in (members[:1] if comparison.pooled_suites else members)]
     found = [(axis, each) for axis, each in (*axes, *arms) if each.pair.n > 1 and each.pair.mean_of_ratios]
     if found and not any(run.failing for run in comparison.runs):
-        return _of_effects(found[:MOST_EFFECTS], len(found) - MOST_EFFECTS, several=not comparison.pooled_suites)
+        return _of_effects(found[:MOST_EFFECTS], len(found) - MOST_EFFECTS, several=len(comparison.passed) > 1 and not comparison.pooled_suites)
     failing = [run for run in comparison.runs if run.failing and run.view and run.view.wall_s > 0]
     first = next(iter(first_seed(comparison).values()), []) if comparison.arms else []
     runs = [*failing[:2], *(run for run in first if run.view and run.view.wall_s > 0 and run not in failing)]
@@ -81,4 +82,6 @@ def _of_effects(found: Sequence[tuple[str, Contrast]], more: int, *, several: bo
                 f"{change(each.effect)} [{change(start)} to {change(end)}], {plural(each.pair.n, 'pair')}{beside}",
             )
         )
-    return Opening(tuple(rows), (), max(0, more), change(low + margin), change(high - margin), place(0.0))
+    zero = place(0.0)
+    left, right = (change(end) if abs(place(end) - zero) > APART else "" for end in (low + margin, high - margin))
+    return Opening(tuple(rows), (), max(0, more), left, right, zero)
