@@ -13,7 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.config.codec import encode
-from ecrl_cli.config.schema import CheckpointConfig, FailureConfig, ModelConfig, RunConfig, ScaleConfig, VariantConfig
+from ecrl_cli.config.schema import (
+    CheckpointConfig,
+    DatasetConfig,
+    FailureConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScaleConfig,
+    ScheduleConfig,
+    VariantConfig,
+    WriteModeConfig,
+)
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.events import (
@@ -66,6 +77,10 @@ class Plan:
     inflight: int = 4
     scale: str = "smoke"
     model: str = "small_cnn"
+    dataset: str = "digits"
+    write_mode: str = "atomic_dirsync"
+    schedule: str = "none"
+    optimizer: str = "sgd"
 
 
 def arms(suite: str = "digits-cnn-kill", seed: int = 1337, steps: int = 60) -> list[Plan]:
@@ -90,6 +105,10 @@ def config_of(plan: Plan) -> RunConfig:
         variant=VariantConfig(plan.variant, bool(plan.kills)),
         scale=ScaleConfig(plan.scale),
         model=ModelConfig(plan.model),
+        dataset=DatasetConfig(plan.dataset),
+        write_mode=WriteModeConfig(plan.write_mode, sync_directories=plan.write_mode == "atomic_dirsync"),
+        schedule=ScheduleConfig(plan.schedule),
+        optimizer=OptimizerConfig(plan.optimizer),
     )
 
 

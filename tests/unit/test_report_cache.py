@@ -254,7 +254,7 @@ def test_a_page_opens_with_what_broke(sweep: Path) -> None:
     assert "blk broke same-trajectory: the first differing step is step 21 at the latest, component loss (rank 1: 0.1 for 0.733" in opening
     cause = "records contradict one another, so they were edited or are incomplete (the lines of rank 1 up to step 24 are not those that checkpoints/"
     assert f"it broke records-consistent too. Likely cause: {cause}step_00000024 was taken after)." in opening
-    assert made.text.startswith("blk broke same-trajectory: the first differing step is step 21")
+    assert made.text.startswith("1 of 2 runs broke a promise.\n\nblk broke same-trajectory: the first differing step is step 21")
 
 
 def test_a_run_that_is_judged_anew_without_a_reference_differs_from_nothing(tmp_path: Path) -> None:

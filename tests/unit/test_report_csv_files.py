@@ -171,11 +171,11 @@ def test_variants_that_differ_in_a_setting_are_not_averaged_together(tmp_path: P
         for variant, kills in (("ref", ()), ("blk", (24,))):
             make_run(tmp_path / "sweep" / f"{variant}-{every}", Plan(variant, every=every, kills=kills))
     found = {row["arm"]: row for row in rows(report([tmp_path / "sweep"]).page.parent / "summary.csv")}
-    assert set(found) == {f"{v} checkpoint.every={n}" for v in ("ref", "blk") for n in (5, 10)}
-    blk, ref = (float(found[f"{v} checkpoint.every=5"]["goodput_mean"]) for v in ("blk", "ref"))
+    assert set(found) == {f"{v} · every {n}" for v in ("ref", "blk") for n in (5, 10)}
+    blk, ref = (float(found[f"{v} · every 5"]["goodput_mean"]) for v in ("blk", "ref"))
     pairs = {(arm, base): row for (_, arm, base, measure), row in compared(tmp_path / "sweep" / "report").items() if measure == "goodput"}
-    assert set(pairs) == {(f"blk checkpoint.every={n}", f"ref checkpoint.every={n}") for n in (5, 10)}
-    assert float(pairs["blk checkpoint.every=5", "ref checkpoint.every=5"]["ratio_of_means"]) == pytest.approx(blk / ref - 1)
+    assert set(pairs) == {(f"blk · every {n}", f"ref · every {n}") for n in (5, 10)}
+    assert float(pairs["blk · every 5", "ref · every 5"]["ratio_of_means"]) == pytest.approx(blk / ref - 1)
 
 
 @pytest.mark.usefixtures("undrawn")

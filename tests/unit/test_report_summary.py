@@ -172,7 +172,7 @@ def test_many_settings_of_one_seed_are_one_sentence_with_the_lowest_and_the_high
             timed(make_run(tmp_path / f"{variant}-{every}", Plan(variant, "one", every=every, kills=kills, strategy=strategy)), wall)
     said = summarize(compared(tmp_path))
     assert said.sentences[0].startswith("12 runs of one: ref in 4 settings, blk in 4 settings and ovl in 4 settings; ")
-    ends = "-20.0% (checkpoint.every=12) to +25.0% (checkpoint.every=5)"
+    ends = "-20.0% (every 12) to +25.0% (every 5)"
     assert f"Goodput of ovl against blk in 4 settings: {ends}, above it in 2; one pair each, scale smoke." in said.sentences
     assert sum(sentence.startswith("Goodput of ovl") for sentence in said.sentences) == 2
     assert sum(" ms in " in sentence or " s in ref" in sentence for sentence in said.sentences) == 1
@@ -225,7 +225,7 @@ def test_many_settings_are_counted(tmp_path: Path) -> None:
     shown = compared(tmp_path)
     assert len(claims(shown, "ovl", "blk")) == 4
     assert winner(shown) == "Of 4 settings overlapped wins in 3, blocking in 1; 0 are not statistically distinguishable"
-    assert "from -16.7% (ovl checkpoint.every=12) to +25.0% (ovl checkpoint.every=" in sentences(shown)[0].statistics
+    assert "from -16.7% (ovl · every 12) to +25.0% (ovl · every " in sentences(shown)[0].statistics
 
 
 def test_a_recovery_that_was_held_against_nothing_is_not_called_valid(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_every_renderer_escapes() -> None:
         (Cell(0.25, "seconds"), "count", "250 ms"),
         (interval_cell(0.0, 1.0), "count", "0 to 1"),
         (interval_cell(None, 1.0), "count", "-"),
-        (mean_cell(summary([1.0, 3.0]), "magnitude"), "text", "2 [-10.7 to 14.7]"),
+        (mean_cell(summary([1.0, 3.0]), "magnitude"), "text", "2 [1 to 3 (range)]"),
         (mean_cell(None), "count", "-"),
         (mean_cell(summary([0.1, 0.1, 0.1]), "change"), "text", "+10.0% [all identical]"),
         (interval_cell(0.1, 0.1 + 1e-16), "change", "all identical"),

@@ -126,7 +126,7 @@ Examples
 """
 
 _REPORT = """\
-ecrl report DIR... [--against OTHER] [--out DIR] [--judge | --no-verify] [--junit FILE] [--github] [--json]
+ecrl report DIR... [--against OTHER] [--out DIR] [--runs] [--judge | --no-verify] [--junit FILE] [--github] [--json]
 ecrl report --history DIR... [--out DIR] [--judge | --no-verify] [--junit FILE] [--github] [--json]
 
 Writes index.html, Markdown, CSV, JSON and figures of recorded runs and studies, into DIR/report unless --out names a folder.
@@ -150,6 +150,7 @@ Examples
   --out DIR          where the report goes
   --judge            judge every run anew. Without it the verdicts on file are shown, where records and checkpoints have not changed since; they are
                      not signed: use it for runs that somebody else verified
+  --runs             a row for each run too, and every table that fits a terminal; without it the arms by suite
   --no-verify        show the verdicts on file and verify nothing
   --junit FILE       gates and verdicts as JUnit XML; --github: those that failed as annotations of a workflow
   --json             print it as JSON

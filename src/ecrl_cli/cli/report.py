@@ -40,7 +40,7 @@ def report(argv: Sequence[str]) -> int:
     if flags.history:
         history_folder(folders, flags.out)  # refused before anything is verified
     judging = Judging(flags.judge, verify_all if flags.verify else None)
-    made = history_report(folders, flags.out, judging) if flags.history else build_report(folders, flags.out, other, judging)
+    made = history_report(folders, flags.out, judging) if flags.history else build_report(folders, flags.out, other, judging, every_run=flags.runs)
     for note in made.notes:
         sys.stderr.write(f"ecrl: {printable(note)}\n")
     page = str(made.page)
@@ -129,6 +129,7 @@ def parser() -> Parser:
     made.add_argument("--judge", action="store_true")
     made.add_argument("--junit", type=Path)
     made.add_argument("--github", action="store_true")
+    made.add_argument("--runs", action="store_true")
     made.add_argument("--no-verify", dest="verify", action="store_false")
     made.add_argument("--json", action="store_true")
     return made

@@ -14,6 +14,7 @@ from ecrl_cli.report.figures.studies import study_pictures
 from ecrl_cli.report.formats import harmless, printable
 from ecrl_cli.report.model.comparison import Comparison, compare
 from ecrl_cli.report.model.inputs import destination, find_inputs, run_inputs
+from ecrl_cli.report.model.references import read_references
 from ecrl_cli.report.model.replication import replication
 from ecrl_cli.report.model.run_record import ON_FILE, Judging, read_runs
 from ecrl_cli.report.model.study_record import StudyResult, read_studies
@@ -45,8 +46,11 @@ class ReportResult:
     notes: tuple[str, ...] = ()
 
 
-def report(dirs: list[Path], out: Path | None = None, other: Path | None = None, judging: Judging = ON_FILE) -> ReportResult:
-    """Writes the report on `dirs` (run directories, studies and folders of them) into `out`, compared with the sweep `other` if given.
+def report(
+    dirs: list[Path], out: Path | None = None, other: Path | None = None, judging: Judging = ON_FILE, *, every_run: bool = False
+) -> ReportResult:
+    """Writes the report on `dirs` (run directories, studies and folders of them) into `out`, compared with the sweep `other` if given. `every_run`:
+    its text has a row for each run.
 
     RunDirectoryError for a path that is neither run nor study; RecordError for a damaged study result; EvidenceMissing if there are no
     numbers; StorageError if `out` cannot be written.
@@ -57,7 +61,8 @@ def report(dirs: list[Path], out: Path | None = None, other: Path | None = None,
         refuse_links(folder.parent, [folder.name])
     if other:
         run_inputs([other])
-    comparison = compare(read_runs(inputs.runs, judging, load_libraries))  # verifies what is due: what is bad is refused before
+    runs = read_runs(inputs.runs, judging, load_libraries)  # verifies what is due: what is bad is refused before
+    comparison = compare(runs, read_references(runs))
     if not any(run.metrics for run in comparison.runs) and not any(study.result for study in studies):
         raise _no_numbers(comparison, studies)
     diff = read_sweep_diff(comparison, dirs, other, judging) if other else None
@@ -66,7 +71,8 @@ def report(dirs: list[Path], out: Path | None = None, other: Path | None = None,
     lines = against_lines(diff) if diff else []
     lines += [line for study in studies for line in terminal_study(study, ALONE if len(studies) == 1 else AMONG_OTHERS)]
     code = _exit_code(comparison, studies, diff)
-    text = "\n".join([*(printable(line) for line in lines), terminal(comparison, page, studies)])
+    said = summarize(comparison).headline if comparison.runs else ""
+    text = "\n".join([*(printable(line) for line in lines), terminal(comparison, page, studies, headline=said, every_run=every_run)])
     return ReportResult(page, text, code, comparison.notes + (diff.theirs.notes if diff else ()))
 
 
@@ -84,7 +90,7 @@ def _no_numbers(comparison: Comparison, studies: Sequence[StudyResult]) -> Evide
 
 def contents(comparison: Comparison, studies: Sequence[StudyResult] = (), diff: SweepDiff | None = None) -> dict[str, bytes]:
     """Every file of the report by its path in the folder; the page last, so that all its links exist."""
-    published = replication().publication(comparison) if comparison.runs else None
+    published = replication().publication(comparison.without_references) if comparison.runs else None
     figures = Figures(run_pictures(comparison), {study.ident: study_pictures(study) for study in studies})
     summary = _summary(comparison, studies)
     files = picture_files(figures.every)

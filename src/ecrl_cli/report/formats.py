@@ -6,6 +6,7 @@ import re
 from datetime import UTC, datetime
 
 from ecrl_cli import errors
+from ecrl_cli.config.schema import ScaleConfig
 
 NONE = "-"
 
@@ -102,6 +103,15 @@ def size(value: float | None) -> str:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.3g} TB"
+
+
+def at_scale(scale: str, form: str = ", scale {}") -> str:
+    """The scale of runs in words, to follow others; empty for the default, at which nothing was made smaller, and without runs."""
+    return "" if scale in (ScaleConfig.name, listed([])) else form.format(scale)
+
+
+def in_brackets(scale: str) -> str:
+    return at_scale(scale, " (scale {})")
 
 
 def plural(number: int, one: str, many: str = "") -> str:

@@ -16,15 +16,18 @@ from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, draw_figu
 from ecrl_cli.report.figures.plots import BAR_COLUMNS, END_COLUMNS, MARK_COLUMNS, bars, curves, intervals, marks, name_rows
 from ecrl_cli.report.formats import change, duration, plural, printable, rate, share, short
 from ecrl_cli.report.model.arms import Arm
-from ecrl_cli.report.model.comparison import ALL, Comparison
+from ecrl_cli.report.model.comparison import ALL, EVERY, Comparison
 from ecrl_cli.report.model.contrast import Contrast, by_scope
+from ecrl_cli.report.model.effects import effects, swept
 from ecrl_cli.report.model.run_record import Run
+from ecrl_cli.report.model.spans import is_range, span
 from ecrl_cli.report.model.timeline_view import TimelineView, thinned
 from ecrl_cli.report.palette import BAD, CATEGORY_COLOURS, FAMILY_COLOURS, INK, MUTED, PAPER, RULE, Colour, variant_colours
 
 ROW = 0.30  # inches per bar
 MOST_POINTS, READINGS = 240, 24  # of a curve: points, and steps with a tooltip
 PANELS = 5  # of small multiples in a row
+AXES = "Difference of goodput that each axis makes, by pairs that agree in everything else, with 95% intervals"
 EFFECTS = "Difference of goodput by pairs of one suite and seed, with 95% intervals"
 
 
@@ -32,8 +35,10 @@ def run_pictures(comparison: Comparison) -> list[Picture]:
     """Every figure that has something to show."""
     if not comparison.arms:
         return []
-    effects = by_scope(comparison)
-    found = [FigureSpec("effects", EFFECTS, partial(draw_effects, effects))] if effects else []
+    axes, by_arm = swept(effects(comparison)), by_scope(comparison)
+    titles = [f"{effect.axis.name}: {effect.whole.title}" for effect in axes]
+    found = [FigureSpec("axes", AXES, partial(draw_effects, [effect.contrasts for effect in axes], titles))] if axes else []
+    found += [FigureSpec("effects", EFFECTS, partial(draw_effects, by_arm))] if by_arm else []
     found += [
         FigureSpec("goodput", "Goodput of each arm, in committed steps per second", partial(draw_goodput, comparison)),
         FigureSpec("seconds", "Where the wall time went, in seconds by category", partial(draw_seconds, comparison)),
@@ -74,7 +79,7 @@ def draw_goodput(comparison: Comparison) -> Figure:
     values = [(y, value, colours[arm.label].light, f"{name}: {rate(value)} steps/s, {_spread_text(s, rate)}") for y, arm, name, value, s in shown]
     runs = [(m.goodput, y, PAPER.light, f"{name}, seed {m.seed}: {rate(m.goodput)} steps/s") for y, arm, name, _, _ in shown for m in arm.metrics]
     points = pd.DataFrame(runs, columns=MARK_COLUMNS)
-    ends = pd.DataFrame([(y, s.low, s.high, INK.light) for y, *_, s in shown if s], columns=END_COLUMNS)
+    ends = pd.DataFrame([(y, *ends, INK.light) for y, *_, s in shown if (ends := span(s))], columns=END_COLUMNS)
     bars(axes, pd.DataFrame(values, columns=BAR_COLUMNS), rows[-1][0] + 1, 0.72)
     intervals(axes, ends, 1.4)
     several = points[points.groupby("y")["x"].transform("size") > 1]
@@ -113,16 +118,18 @@ def draw_seconds(comparison: Comparison) -> Figure:
     return figure
 
 
-def draw_effects(found: Sequence[Sequence[Contrast]]) -> Figure:
-    """A point and its interval per suite and over all of them, arm by arm; the band behind each is its noise floor."""
+def draw_effects(found: Sequence[Sequence[Contrast]], titles: Sequence[str] = ()) -> Figure:
+    """A point and its interval for each contrast, under the title of its group (without `titles` the arms compared); the band behind each is its
+    noise floor.
+    """
     every = [each for members in found for each in members]
     figure = Figure(figsize=(WIDTH, 0.24 * (len(every) + 1.2 * len(found)) + 0.65), layout="constrained")
     axes = figure.subplots()
     colours = variant_colours(list(dict.fromkeys(each.arm for each in every)))
     ticks: list[tuple[float, str]] = []
     y = 0.0
-    for members in found:
-        axes.annotate(members[0].title, (0, y), xycoords=("axes fraction", "data"), va="center", weight="bold", color=INK.light)
+    for title, members in zip(titles or [members[0].title for members in found], found, strict=True):
+        axes.annotate(printable(title), (0, y), xycoords=("axes fraction", "data"), va="center", weight="bold", color=INK.light)
         y += 1
         for each in members:
             _band(axes, y, each)
@@ -157,7 +164,7 @@ def _estimates(axes: Axes, rows: Sequence[tuple[float, Contrast]], colours: dict
     import pandas as pd
 
     shown = [(y, each, ratios) for y, each in rows if (ratios := each.pair.mean_of_ratios)]
-    found = [(y, r.low, r.mean, r.high, colours[each.arm].light, each.scope == ALL, _estimate_text(each)) for y, each, r in shown]
+    found = [(y, *_ends(r), colours[each.arm].light, each.scope in (ALL, EVERY), _estimate_text(each)) for y, each, r in shown]
     frame = pd.DataFrame(found, columns=["row", "low", "mean", "high", "colour", "pooled", "says"])
     frame[["low", "mean", "high"]] = 100 * frame[["low", "mean", "high"]].astype(float)
     intervals(axes, frame[END_COLUMNS], 1.6)
@@ -165,8 +172,14 @@ def _estimates(axes: Axes, rows: Sequence[tuple[float, Contrast]], colours: dict
         marks(axes, frame[frame["pooled"] == pooled].rename(columns={"mean": "x", "row": "y"})[MARK_COLUMNS], marker=marker, markersize=size)
 
 
+def _ends(ratios: Summary) -> tuple[float | None, float, float | None]:
+    low, high = span(ratios) or (None, None)
+    return low, ratios.mean, high
+
+
 def _estimate_text(each: Contrast) -> str:
-    spread = f" [{'identical in all pairs' if each.alike else f'{change(each.interval[0])} to {change(each.interval[1])}'}]" if each.interval else ""
+    low, _, high = _ends(each.pair.mean_of_ratios) if each.pair.mean_of_ratios else (None, 0.0, None)
+    spread = f" [{'identical in all pairs' if each.alike else f'{change(low)} to {change(high)}'}]" if each.interval else ""
     noise = f", {each.against_floor}" if each.against_floor else ""
     return f"{each.title}, {each.scope or 'all suites'}: {change(each.effect)}{spread}, {plural(each.pair.n, 'pair')}{noise}"
 
@@ -283,6 +296,8 @@ def _leave_room(axes: Axes) -> None:
 
 def _spread_text(summary: Summary | None, form: Callable[[float], str]) -> str:
     """The number of runs behind a mean, and its interval."""
-    if summary is None or summary.low is None or summary.high is None:
+    ends = span(summary)
+    if summary is None or ends is None:
         return "one run"
-    return f"mean of {plural(summary.n, 'run')}, 95% interval {form(summary.low)} to {form(summary.high)}"
+    low, high = ends
+    return f"mean of {plural(summary.n, 'run')}, {'range' if is_range(summary) else '95% interval'} {form(low)} to {form(high)}"

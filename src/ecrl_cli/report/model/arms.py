@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ecrl_cli.config.identity import NOT_IDENTITY
-from ecrl_cli.config.strategies import FOREIGN
 from ecrl_cli.metrics.recoveries import RESTART_COSTS, Restart
 from ecrl_cli.metrics.statistics import Summary, ratio_of_means, summary
+from ecrl_cli.report.formats import by_value
+from ecrl_cli.report.model.axes import BETWEEN, ORDER, UNNAMED, axes_of
 from ecrl_cli.report.model.run_record import Metrics, Run
+from ecrl_cli.report.model.settings import flat_config
+from ecrl_cli.report.model.spans import amounts
 
-ORDER = ("clean", "ref", "ref2", "blk", "ovl", "mem", "spares", "rollback", "forward", "skip", "redistribute", *(kind.name for kind in FOREIGN))
 BASES = ("clean", "ref", "blk")
 
 MEASURES: dict[str, Callable[[Metrics], float | None]] = {
@@ -41,9 +41,8 @@ HELD_OUT = ("accuracy", "perplexity", "held_out_loss")  # quality on held-out da
 
 @dataclass(frozen=True)
 class Arm:
-    """The runs of a suite that differ only in the seed. `label`: the variant, and the `settings` in which arms of that variant differ.
-
-    `averaged`: every quality gate of the suite passed; otherwise its runs are not averaged.
+    """The runs of a suite that differ only in the seed. `label`: the variant, and in short the `settings` in which arms of that variant differ,
+    which `setting` names without it. `averaged`: every quality gate of the suite passed; otherwise its runs are not averaged.
     """
 
     suite: str
@@ -52,6 +51,12 @@ class Arm:
     runs: tuple[Run, ...]
     averaged: bool = True
     settings: frozenset[tuple[str, str]] = frozenset()
+    setting: str = ""
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether its runs were trained to compare others with, and save one checkpoint only."""
+        return all(run.is_reference for run in self.runs)
 
     @property
     def metrics(self) -> list[Metrics]:
@@ -66,14 +71,16 @@ class Arm:
         """Seconds of a restart by phase and in `total`, and the steps `replayed`, over all restarts; empty without any, or if not averaged."""
         if not self.averaged or not self.restarts:
             return {}
-        phases = {phase: summary([restart.seconds[phase] for restart in self.restarts]) for phase in RESTART_COSTS}
+        phases = {phase: amounts([restart.seconds[phase] for restart in self.restarts]) for phase in RESTART_COSTS}
         total, replayed = ([getattr(restart, name) for restart in self.restarts] for name in ("total_s", "replayed"))
-        return phases | {"total": summary(total), "replayed": summary(replayed)}
+        return phases | {"total": amounts(total), "replayed": amounts(replayed)}
 
     def summary(self, measure: str) -> Summary | None:
         """Mean, standard deviation and interval; None if the arm is not averaged or no run has the measure."""
         values = [value for value in map(MEASURES[measure], self.metrics) if value is not None]
-        return summary(values) if values and self.averaged else None
+        if not values or not self.averaged:
+            return None
+        return summary(values) if measure in HELD_OUT else amounts(values)
 
     def shown(self, measure: str) -> float | None:
         """The value of a bar: the mean if the arm is averaged, else the value of its only run, else None."""
@@ -95,9 +102,10 @@ def arms_of(runs: Iterable[Run], averaged: Collection[str] = ()) -> list[Arm]:
     for run in runs:
         if run.counted:
             groups.setdefault((run.suite, run.variant), []).append(run)
+    groups = {key: sorted(members, key=lambda run: by_value(run.seed)) for key, members in groups.items()}
     arms = [arm for (suite, variant), members in groups.items() for arm in _split(suite, variant, members, suite in averaged)]
     suites = list(dict.fromkeys(arm.suite for arm in arms))
-    return sorted(arms, key=lambda arm: (suites.index(arm.suite), ORDER.index(arm.variant) if arm.variant in ORDER else len(ORDER), arm.label))
+    return sorted(arms, key=lambda arm: (suites.index(arm.suite), ORDER.index(arm.variant) if arm.variant in ORDER else len(ORDER), arm.variant))
 
 
 def base_of(arm: Arm, arms: Iterable[Arm], base: str) -> Arm | None:
@@ -151,15 +159,15 @@ def _split(suite: str, variant: str, runs: list[Run], whole: bool) -> list[Arm]:
     configs = [dict(config) for config in by_config]
     keys = sorted({key for config in configs for key in config if len({other.get(key) for other in configs}) > 1})
     settings = [tuple((key, config.get(key, "?")) for key in keys) for config in configs]
-    labels = [" ".join([variant, *(f"{key}={value}" for key, value in pairs)]) for pairs in settings]
-    named = zip(labels, by_config.values(), settings, strict=True)
-    return [Arm(suite, variant, label, tuple(members), whole, frozenset(pairs)) for label, members, pairs in named]
+    axes = axes_of(runs)
+    levels = [tuple((axis, axis.level(members[0])) for axis in axes) for members in by_config.values()]
+    named = sorted(zip(levels, by_config.values(), settings, strict=True), key=lambda arm: [axis.levels.index(level) for axis, level in arm[0]])
+    arms = []
+    for at, members, pairs in named:
+        setting = BETWEEN.join(axis.short(level) for axis, level in at)
+        arms.append(Arm(suite, variant, _label(variant, setting), tuple(members), whole, frozenset(pairs), setting))
+    return arms
 
 
-def flat_config(config: dict[str, Any]) -> dict[str, str]:
-    """The settings that distinguish configurations, as dotted keys; without the seed and keys that only name or locate a run."""
-    found: dict[str, str] = {}
-    for key, value in config.items():
-        entries = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
-        found |= {name: str(item) for name, item in entries.items() if name != "seed" and not {name, key} & set(NOT_IDENTITY)}
-    return found
+def _label(variant: str, setting: str) -> str:
+    return BETWEEN.join(filter(None, ("" if variant == UNNAMED and setting else variant, setting)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.report.formats import listed, plural
@@ -13,11 +14,15 @@ from ecrl_cli.report.model.run_record import Metrics, Run
 from ecrl_cli.report.model.suite_gates import all_passed, gates_of, only_unverified, pooling_obstacles, shares_gpu
 
 ALL = "all suites"
+EVERY = "all pairs"  # of an axis, over all others
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All runs, in the order found; `gates` by suite. `notes`: which runs are copies or repeats of others, and how they are counted."""
+    """All runs, in the order found; `gates` by suite. `notes`: which runs are copies or repeats of others, and how they are counted.
+
+    `arms`: of the counted runs, and of the references that serve as `ref`, which are not among the runs.
+    """
 
     runs: tuple[Run, ...]
     gates: dict[str, tuple[Gate, ...]]
@@ -27,6 +32,11 @@ class Comparison:
     @cached_property
     def counted(self) -> tuple[Run, ...]:
         return tuple(run for run in self.runs if run.counted)
+
+    @cached_property
+    def memo(self) -> dict[tuple[str, ...], Any]:
+        """What other modules worked out of these runs and need again."""
+        return {}
 
     @property
     def metrics(self) -> list[Metrics]:
@@ -75,6 +85,11 @@ class Comparison:
         return tuple(Arm(ALL, arms[0].variant, label, runs[label], settings=arms[0].settings) for label, arms in members.items())
 
     @property
+    def without_references(self) -> Comparison:
+        """The same without the references that were trained beside the runs: they save less than a `ref` does."""
+        return replace(self, arms=tuple(arm for arm in self.arms if not arm.is_reference))
+
+    @property
     def every_arm(self) -> tuple[Arm, ...]:
         """The arms of each suite, and those over the pooled suites."""
         return (*self.arms, *self.pooled_arms)
@@ -115,12 +130,13 @@ class Comparison:
         return 3 if all(only_unverified(gates, runs[suite]) for suite, gates in self.gates.items()) else 1
 
 
-def compare(recorded: Sequence[Run]) -> Comparison:
-    """Compares the runs suite by suite; copies of a recording count once."""
+def compare(recorded: Sequence[Run], references: Sequence[Run] = ()) -> Comparison:
+    """Compares the runs suite by suite, and with their `references`; copies of a recording count once."""
     runs, notes = without_copies(recorded)
     suites = list(dict.fromkeys(run.suite for run in runs))
     gates = {suite: gates_of([run for run in runs if run.suite == suite], runs) for suite in suites}
-    return Comparison(tuple(runs), gates, tuple(arms_of(runs, [suite for suite in gates if all_passed(gates[suite])])), notes)
+    passed = [suite for suite in gates if all_passed(gates[suite])]
+    return Comparison(tuple(runs), gates, tuple(arms_of([*runs, *references], passed)), notes)
 
 
 def without_copies(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:

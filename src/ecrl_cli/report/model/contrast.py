@@ -70,6 +70,11 @@ class Contrast:
         return f"{self.arm} against {self.base}"
 
     @property
+    def is_noise(self) -> bool:
+        """Whether it is of equal runs: the noise floor, and no effect."""
+        return same_runs(self.arm, self.base)
+
+    @property
     def effect(self) -> float:
         """The mean of ratios, to which the interval belongs, minus 1; 0 if the measure has no ratio."""
         return self.pair.mean_of_ratios.mean if self.pair.mean_of_ratios else 0.0
@@ -117,6 +122,11 @@ class Contrast:
         return (1 if self.effect > 0 else -1) if self.distinguishable else 0
 
 
+def same_runs(arm: str, base: str) -> bool:
+    """Whether two labels are of a reference and its repetition."""
+    return arm.startswith("ref2") and base.startswith("ref")
+
+
 def contrast(comparison: Comparison, arm: str, base: str, measure: str = "goodput", suites: Sequence[str] | None = None) -> Contrast | None:
     """The contrast of two arms (labels) over the pairs of `suites` (None: all) that passed; None if no pair has the measure."""
     found = pairs(comparison, arm, base, suites)
@@ -139,9 +149,7 @@ def contrasts(comparison: Comparison, scope: str, suites: Sequence[str], measure
 def by_scope(comparison: Comparison) -> list[tuple[Contrast, ...]]:
     """The contrasts of goodput, arm by arm: over all suites first, then suite by suite. ref2 against ref is the noise floor, not a contrast."""
     scopes = sorted(comparison.scopes, key=lambda scope: scope[0] != ALL)
-    found: dict[tuple[str, str], list[Contrast]] = {
-        labels: [] for labels in compared_arms(comparison) if not (labels[0].startswith("ref2") and labels[1].startswith("ref"))
-    }
+    found: dict[tuple[str, str], list[Contrast]] = {labels: [] for labels in compared_arms(comparison) if not same_runs(*labels)}
     for scope, suites in scopes:
         for each in contrasts(comparison, scope, suites):
             if (each.arm, each.base) in found:
@@ -174,7 +182,11 @@ def versus(comparison: Comparison, arm_label: str, base_label: str, measure: str
 def pairs(comparison: Comparison, arm_label: str, base_label: str, suites: Sequence[str] | None = None) -> list[tuple[Run, Run]]:
     """Runs of one suite, seed and reference_id, of the arm and of its base; suites that failed a gate give none."""
     chosen = [suite for suite in comparison.passed if suites is None or suite in suites]
-    return [pair for suite in chosen for pair in _of_suite(comparison.of(suite), arm_label, base_label)]
+    key = ("pairs", arm_label, base_label, *chosen)
+    if key not in comparison.memo:
+        comparison.memo[key] = [pair for suite in chosen for pair in _of_suite(comparison.of(suite), arm_label, base_label)]
+    found: list[tuple[Run, Run]] = comparison.memo[key]
+    return found
 
 
 def compared_arms(comparison: Comparison, suites: Sequence[str] | None = None) -> list[tuple[str, str]]:
@@ -207,8 +219,16 @@ def _of_suite(arms: Sequence[Arm], arm_label: str, base_label: str) -> list[tupl
 def _repeated(comparison: Comparison, suites: Sequence[str] | None) -> dict[str, list[tuple[Run, Run]]]:
     """By source, the pairs of equal runs, with at least one run of each pair in `suites`."""
     wanted = [suite for suite in comparison.passed if suites is None or suite in suites]
-    arms = [(arm, comparison.of(suite)) for suite in wanted for arm in comparison.of(suite) if arm.variant == "ref2"]
-    again = [pair for arm, others in arms for pair in _of_suite(others, arm.label, "ref")]
+    key = ("repeated", *wanted)
+    if key not in comparison.memo:
+        comparison.memo[key] = _repeated_in(comparison, wanted)
+    found: dict[str, list[tuple[Run, Run]]] = comparison.memo[key]
+    return found
+
+
+def _repeated_in(comparison: Comparison, wanted: Sequence[str]) -> dict[str, list[tuple[Run, Run]]]:
+    own = {suite: [arm for arm in comparison.of(suite) if not arm.is_reference] for suite in wanted}
+    again = [pair for arms in own.values() for arm in arms if arm.variant == "ref2" for pair in _of_suite(arms, arm.label, "ref")]
     by_id: dict[str, list[Run]] = {}
     for run in comparison.counted:
         if run.metrics and run.suite in comparison.passed:

@@ -22,12 +22,13 @@ from ecrl_cli.metrics.checkpoints import account as checkpoint_account
 from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.metrics.recoveries import Restart, restarts
-from ecrl_cli.records.digests import fingerprint
 from ecrl_cli.records.events import CHECKPOINT_ENDS, COPY_WAIT, CheckpointLine, DiskLine, InjectedFault, SupervisorRecord
 from ecrl_cli.records.journal import read_json
-from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.records.verdict_file import divergence_of, read_verdict
 from ecrl_cli.report.model.inputs import RunInput
+from ecrl_cli.report.model.recording import Recording, recording_of
+from ecrl_cli.report.model.settings import settings_of
 from ecrl_cli.report.model.timeline_view import TimelineView, timeline_view
 from ecrl_cli.report.palette import CATEGORY_COLOURS
 from ecrl_cli.verify.reference import References, read_records
@@ -142,15 +143,6 @@ Judged = tuple[Verdict, dict[str, Any] | None]  # with the distances to its refe
 NOT_JUDGED: Judged = (Verdict(UNKNOWN), None)
 
 
-@dataclass(frozen=True)
-class Recording:
-    """`start`: boot id, monotonic and wall time of the first supervisor's start. `content`: the fingerprint of all records."""
-
-    run_id: str
-    start: tuple[str, float, float]
-    content: str
-
-
 @dataclass(frozen=True, eq=False)
 class Run:
     """One run. `reason`: why it is excluded from comparisons; empty if it is not. `saves`: every submitted checkpoint, once.
@@ -185,8 +177,26 @@ class Run:
 
     @cached_property
     def sweep(self) -> Path:
-        """The run's parent folder: runs are paired within it, and kept apart from another sweep of the same matrix."""
-        return self.input.layout.root.resolve().parent
+        """The folder of the run's sweep, for a reference the one above its own: runs are paired within it, and kept apart from another sweep of the
+        same matrix.
+        """
+        parent = self._folder
+        return parent.parent if self.is_reference else parent
+
+    @cached_property
+    def is_reference(self) -> bool:
+        """Whether it was trained to compare other runs with: it lies in references/ beside them, and saves one checkpoint, at its end."""
+        return self._folder.name == REFERENCES
+
+    @cached_property
+    def _folder(self) -> Path:
+        """Where it lies; of a run on other storage, where the link to it lies."""
+        return self.input.layout.root.absolute().parent.resolve()
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """What tells its configuration from others, as dotted keys."""
+        return settings_of(self.config, self.suite)
 
     @property
     def counted(self) -> Metrics | None:
@@ -390,11 +400,3 @@ def status_of(findings: Sequence[Finding]) -> str:
     known = all(finding.status in (VALID, INVALID, UNKNOWN, NOT_CHECKED) for finding in findings)
     found = worst(finding.status for finding in findings) if findings and known else UNKNOWN
     return UNKNOWN if found == NOT_CHECKED else found
-
-
-def recording_of(records: RunRecords) -> Recording | None:
-    """Identifies the recording by the start of its first supervisor, which is unique; None if there is none."""
-    if not records.sessions:
-        return None
-    first = records.sessions[0]
-    return Recording(records.stored.run_id, (first.boot_id, first.started_at, first.time), fingerprint(records.layout))

@@ -50,14 +50,19 @@ def _arms(runs: Sequence[Run], every: Sequence[Run]) -> Gate:
 
 
 def _absent(runs: Sequence[Run], every: Sequence[Run]) -> list[str]:
-    """Arms without a run: those of the published experiment that the suite repeats, and those of related suites in the sweep."""
+    """Arms without a run: those of the published matrix that the sweep repeats, and those of related suites in the sweep.
+
+    A sweep repeats a matrix if it compares at least two of its arms; a lone run of a published suite, and a sweep over other settings of it, do not.
+    """
     published = replication()
     missing = []
     for sweep in dict.fromkeys(run.sweep for run in runs):
         here = [run for run in runs if run.sweep == sweep]
         experiment = published.experiments.get(here[0].suite, "")
         siblings = [run for run in every if run.sweep == sweep and published.experiments.get(run.suite, "") == experiment]
-        wanted = dict.fromkeys([*published.arms.get(experiment, ()), *(run.variant for run in siblings)])
+        swept = dict.fromkeys(run.variant for run in siblings)
+        arms = published.arms.get(experiment, ())
+        wanted = dict.fromkeys([*(arms if len(swept.keys() & set(arms)) > 1 else ()), *swept])
         missing += [f"no {variant}" for variant in wanted if not any(run.variant == variant for run in here)]
     return missing
 
@@ -122,7 +127,10 @@ def shares_gpu(run: Run) -> bool:
 
 
 def environment_changes(a: Run, b: Run) -> list[str]:
-    """The differences between the environments of two runs; the git revision counts only if a source digest is missing."""
+    """The differences between the environments of two runs; the git revision counts only if a source digest is missing, the file system only if both
+    runs were to be on the same storage.
+    """
     ours, theirs = a.environment, b.environment
     ignored = {"git_revision"} if "source_sha256" in ours and "source_sha256" in theirs else {"source_sha256"}
+    ignored |= {"file_system"} if a.config.get("storage") != b.config.get("storage") else set()
     return [key for key in sorted({*ours, *theirs} - ignored) if ours.get(key) != theirs.get(key)]

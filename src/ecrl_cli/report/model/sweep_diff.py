@@ -10,11 +10,12 @@ from typing import Any
 
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.report.formats import listed
-from ecrl_cli.report.model.arms import flat_config, one_to_one
+from ecrl_cli.report.model.arms import one_to_one
 from ecrl_cli.report.model.comparison import ALL, Comparison, compare
 from ecrl_cli.report.model.contrast import Contrast, contrast, contrasts, noise_floor, paired_runs
 from ecrl_cli.report.model.inputs import run_inputs
 from ecrl_cli.report.model.run_record import ON_FILE, Judging, Run, read_runs
+from ecrl_cli.report.model.settings import flat_config
 
 
 @dataclass(frozen=True)

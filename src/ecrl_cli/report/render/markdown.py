@@ -7,36 +7,66 @@ from pathlib import Path
 
 from ecrl_cli.errors import visible
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.report.formats import plural, printable, short
+from ecrl_cli.report.formats import at_scale, in_brackets, plural, printable, short
 from ecrl_cli.report.model.comparison import Comparison
-from ecrl_cli.report.model.study_record import StudyResult, headline
+from ecrl_cli.report.model.effects import effects, interactions
+from ecrl_cli.report.model.study_record import StudyResult
+from ecrl_cli.report.model.study_record import headline as study_headline
+from ecrl_cli.report.model.suite_gates import failed_gates
 from ecrl_cli.report.tables.checkpointers import checkpointers_table
 from ecrl_cli.report.tables.comparisons import brief, tables
 from ecrl_cli.report.tables.disk import disk_table
+from ecrl_cli.report.tables.effects import effects_brief, effects_table, interactions_table, slices_table
 from ecrl_cli.report.tables.quality import quality_table
 from ecrl_cli.report.tables.records import CSV_FILES
-from ecrl_cli.report.tables.renderers import escaped, markdown_of, markdown_section, terminal_of
-from ecrl_cli.report.tables.runs import brief_runs, recoveries_table
+from ecrl_cli.report.tables.renderers import cut_note, escaped, markdown_of, markdown_section, terminal_of
+from ecrl_cli.report.tables.runs import arms_brief, brief_runs, floor_lines, recoveries_table
 from ecrl_cli.report.tables.studies import shown_tables
+from ecrl_cli.report.tables.table import Table
 from ecrl_cli.report.text.study_summary import circumstances, command, progress
 from ecrl_cli.report.text.summary import ReportSummary, broken
 
+MOST_LINES, FEW = 40, 5  # rows of a table of arms, runs that are left out
+ARMS_TITLE = "Arms by suite: goodput in committed steps per second, with 95% intervals"
 ALONE, AMONG_OTHERS, IN_MARKDOWN = 24, 8, 60  # rows of a study's table
 
 
-def terminal(comparison: Comparison, page: Path, studies: Sequence[StudyResult] = ()) -> str:
-    """The runs of every suite, the arms compared, excluded runs, failed gates, and the page's path."""
-    lines = [*broken(comparison), ""] if broken(comparison) else []
-    for suite in comparison.suites:
-        scale = f"; scale {comparison.scale([suite])}" if any(run.counted for run in comparison.runs if run.suite == suite) else ""
-        lines += [f"{printable(suite) or 'no suite'} (goodput in committed steps per second{scale})", *terminal_of(brief_runs(comparison, suite))]
-        lines += [f"  gate failed: {gate.name}: {short(printable(gate.message))}" for gate in comparison.gates[suite] if not gate.passed] + [""]
-    for table in [*brief(comparison), quality_table(comparison), recoveries_table(comparison), checkpointers_table(comparison, studies)]:
-        lines += [table.title, *terminal_of(table), ""] if table else []
-    lines += [f"not compared: {run.name}: {run.reason}" for run in comparison.left_out]
-    lines += [f"not judged: {run.name}: {run.verdict.why}" for run in comparison.runs if run.verdict.why]
+def terminal(comparison: Comparison, page: Path, studies: Sequence[StudyResult] = (), *, headline: str = "", every_run: bool = False) -> str:
+    """The headline, what broke, the arms by suite, the noise floor, the effects of the axes, failed gates, runs left out, and the page's path.
+    `every_run`: then a row for each run too, and every table that fits.
+    """
+    lines = [f"{headline}.", ""] if headline else []
+    lines += [*broken(comparison), ""] if broken(comparison) else []
+    if comparison.arms:
+        lines += [ARMS_TITLE + in_brackets(comparison.scale()), *_cut(arms_brief(comparison)), *(f"  {line}" for line in floor_lines(comparison)), ""]
+    axes = effects_brief(effects(comparison))
+    lines += [axes.title, *_cut(axes), ""] if axes else []
+    lines += _every_run(comparison, studies) if every_run else []
+    lines += [f"gate failed: {suite}: {gate.name}: {short(printable(gate.message))}" for suite, gate in failed_gates(comparison.gates)]
+    lines += _few([f"not compared: {run.name}: {run.reason}" for run in comparison.left_out], every_run)
+    lines += _few([f"not judged: {run.name}: {run.verdict.why}" for run in comparison.runs if run.verdict.why], every_run)
     lines += [f"note: {note}" for note in comparison.notes]
     return "\n".join([printable(line) for line in [*lines, f"report: {visible(page)}"]])
+
+
+def _every_run(comparison: Comparison, studies: Sequence[StudyResult]) -> list[str]:
+    lines: list[str] = []
+    for suite in comparison.suites:
+        scale = at_scale(comparison.scale([suite]), "; scale {}")
+        lines += [f"{printable(suite) or 'no suite'} (goodput in committed steps per second{scale})", *terminal_of(brief_runs(comparison, suite)), ""]
+    for table in [*brief(comparison), quality_table(comparison), recoveries_table(comparison), checkpointers_table(comparison, studies)]:
+        lines += [table.title, *terminal_of(table), ""] if table else []
+    return lines
+
+
+def _cut(table: Table) -> list[str]:
+    more = len(table.rows) - MOST_LINES
+    return [*terminal_of(table, MOST_LINES), *([f"  ... {cut_note(table, MOST_LINES)}"] if more > 0 else [])]
+
+
+def _few(lines: list[str], every_run: bool) -> list[str]:
+    """The first of many `lines`, all if every run was asked for."""
+    return lines if every_run else [*lines[:FEW], *([f"... and {plural(len(lines) - FEW, 'more run')}: --runs"] if len(lines) > FEW else [])]
 
 
 def terminal_study(study: StudyResult, most: int = ALONE) -> list[str]:
@@ -54,14 +84,24 @@ def markdown(comparison: Comparison, summary: ReportSummary, figures: Sequence[s
     """The runs' part of report.md."""
     lines = [f"# {escaped(summary.headline)}", "", *statement_lines(summary), ""]
     for suite in comparison.suites:
-        scale = f"Scale {escaped(comparison.scale([suite]) or 'unknown')}."
-        lines += [f"## {escaped(suite)}", "", scale, "", *markdown_of(brief_runs(comparison, suite)), "", *gate_lines(comparison.gates[suite]), ""]
+        scale = at_scale(comparison.scale([suite]), "Scale {}.")
+        lines += [
+            f"## {escaped(suite)}",
+            "",
+            *([escaped(scale), ""] if scale else []),
+            *markdown_of(brief_runs(comparison, suite)),
+            "",
+            *gate_lines(comparison.gates[suite]),
+            "",
+        ]
     if comparison.left_out:
         lines += ["## Not compared", "", *(f"- {escaped(run.name)}: {escaped(run.reason)}" for run in comparison.left_out), ""]
     if not comparison.runs:
         return "\n".join(lines)
     own = [table(comparison) for table in (quality_table, recoveries_table, disk_table)]
-    for table in [checkpointers_table(comparison, studies), *own, *tables(comparison)]:
+    every, two = effects(comparison), interactions(comparison)
+    axes = [effects_table(comparison, every), slices_table(comparison, every), interactions_table(comparison, two)]
+    for table in [*axes, checkpointers_table(comparison, studies), *own, *tables(comparison)]:
         lines += markdown_section(table) if table else []
     lines += ["## Figures", "", *(f"![{name}](figures/{name}.png)" for name in figures), ""]
     lines += ["Goodput is committed steps per second of wall time, from the supervisor's launch to the target."]
@@ -84,7 +124,7 @@ def gate_lines(gates: Sequence[Gate]) -> list[str]:
 
 def markdown_study(study: StudyResult, figures: Sequence[str]) -> str:
     """The study's section of report.md."""
-    lines = [f"## {escaped(study.name)}: {escaped(headline(study)[0])}", "", f"{escaped(progress(study))}.", ""]
+    lines = [f"## {escaped(study.name)}: {escaped(study_headline(study)[0])}", "", f"{escaped(progress(study))}.", ""]
     if study.result is None:
         return "\n".join(lines)
     lines += [f"- {escaped(note)}" for note in study.result.notes] + [""]

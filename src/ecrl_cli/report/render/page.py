@@ -21,17 +21,20 @@ from ecrl_cli.report.figures.runs import first_seed
 from ecrl_cli.report.model.arms import MEASURES
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.contrast import by_scope
+from ecrl_cli.report.model.effects import effects, interactions
 from ecrl_cli.report.model.replication import Publication
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.study_record import StudyResult, headline
 from ecrl_cli.report.model.sweep_diff import SweepDiff
 from ecrl_cli.report.model.timeline_view import recorded_at, ticks
 from ecrl_cli.report.palette import CATEGORY_COLOURS, FAMILIES, FAMILY_COLOURS, variables, variant_colours
+from ecrl_cli.report.render.opening import opening
 from ecrl_cli.report.render.sweep_diff import against_sentences, against_tables
 from ecrl_cli.report.tables import runs
 from ecrl_cli.report.tables.checkpointers import checkpointers_table
 from ecrl_cli.report.tables.comparisons import SHORT, compared_table, noise_table, overlap_table, wins_table
 from ecrl_cli.report.tables.disk import disk_table
+from ecrl_cli.report.tables.effects import effects_table, interactions_table, slices_table
 from ecrl_cli.report.tables.quality import quality_table
 from ecrl_cli.report.tables.renderers import MOST_ROWS, cut_note, page_rows
 from ecrl_cli.report.tables.runs import measures_table, restarts_table
@@ -46,7 +49,9 @@ MOST_CHECKPOINTS = 40
 MOST_OPEN = 60  # rows of a study's table: longer ones are folded
 MOST_LINES = 16  # of a table of runs: longer ones scroll
 DENSE_FROM = 11  # columns: tables with more are set smaller
+MOST_DETAILED = 200  # runs whose timeline, checkpoints and evidence are on the page
 MOST_LISTED = 24  # runs that are listed one below the other; more are a picture first
+OPENING = ("axes", "effects")  # figures that stand beside the answer
 COSTS = ("stall_s", "snapshot_s", "copy_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s")
 BADGES = {
     "valid": ("good", "\N{CHECK MARK}", "valid"),
@@ -123,15 +128,18 @@ def page_of(template: str, **values: Any) -> str:
 def _of_runs(comparison: Comparison, drawn: Figures) -> dict[str, Any]:
     """The template variables of the runs' sections; empty tables if there is nothing to compare."""
     suites = [(suite, runs.in_order(comparison, suite)) for suite in comparison.suites]
-    anchors = {id(run): f"run-{number}" for number, run in enumerate(run for _, members in suites for run in members)}
+    detailed = _detailed(comparison, [run for _, members in suites for run in members])
+    anchors = {id(run): f"run-{number}" for number, run in enumerate(detailed)}
     contrasts = by_scope(comparison)
     shown = in_page(drawn.runs)
     return {
         "comparison": comparison,
+        "shown_first": opening(comparison),
         "suites": suites,
         "columns": list(dict.fromkeys([*comparison.labels, *(comparison.label(run) for run in comparison.runs)])),
         "anchors": anchors,
         "wins": wins_table(comparison, contrasts) if contrasts else None,
+        "axes": effects_table(comparison, effects(comparison)),
         "costs": runs.costs_table(comparison),
         "quality": quality_table(comparison),
         "recoveries": runs.recoveries_table(comparison),
@@ -139,14 +147,25 @@ def _of_runs(comparison: Comparison, drawn: Figures) -> dict[str, Any]:
         "arms": runs.arms_table(comparison),
         "runs": runs.runs_table(comparison, anchors),
         "divergence": runs.divergence_table(comparison, anchors),
-        "opening": [found for found in shown if found[0].name == "effects"],
-        "figures": [found for found in shown if found[0].name != "effects"],
+        "opening": [found for found in shown if found[0].name in OPENING],
+        "figures": [found for found in shown if found[0].name not in OPENING],
         "files": [picture.name for picture in drawn.runs],
         "first_seed": first_seed(comparison),
         "colours": variant_colours(list(dict.fromkeys([*comparison.labels, *(run.variant for run in comparison.runs)]))),
         "choices": _choices(comparison),
         "known_of": lambda run: _facets(comparison, run),
     }
+
+
+def _detailed(comparison: Comparison, ordered: Sequence[Run]) -> list[Run]:
+    """The runs that the page shows in detail: all, or of more than MOST_DETAILED those that failed and one of each arm, so that the page opens at
+    once.
+    """
+    if len(ordered) <= MOST_DETAILED:
+        return list(ordered)
+    chosen = {id(run) for runs in first_seed(comparison).values() for run in runs}
+    failing = [run for run in ordered if run.failing][:MOST_DETAILED]
+    return [*failing, *(run for run in ordered if id(run) in chosen and not run.failing)]
 
 
 def _facets(comparison: Comparison, run: Run) -> dict[str, str]:
@@ -176,6 +195,7 @@ def _environment() -> Environment:
     made.filters["ident"] = id
     made.filters["evidence"] = lambda value: formats.printable(json.dumps(value, sort_keys=True, default=str))
     made.globals |= {
+        "at_scale": formats.at_scale,
         "ticks": ticks,
         "longest": lambda runs: max((run.view.wall_s for run in runs if run.view), default=0.0),
         "badges": BADGES,
@@ -262,8 +282,10 @@ def _statistics(comparison: Comparison) -> Section:
     arms = [measures_table(comparison, scope, suites) for scope, suites in scopes]
     compared = [compared_table(comparison, scope, suites, SHORT if n else tuple(MEASURES)) for n, (scope, suites) in enumerate(scopes)]
     tables = [
-        *_joined(arms, f"Arms, measure by measure, scale {comparison.scale()}"),
-        *_joined(compared, f"Arms compared, pair by pair, scale {comparison.scale()}"),
+        slices_table(comparison, effects(comparison)),
+        interactions_table(comparison, interactions(comparison)),
+        *_joined(arms, f"Arms, measure by measure{formats.at_scale(comparison.scale())}"),
+        *_joined(compared, f"Arms compared, pair by pair{formats.at_scale(comparison.scale())}"),
         *(overlap_table(comparison), restarts_table(comparison), noise_table(comparison)),
     ]
     lead = "All measures with their means, deviations and intervals by Student's t and by BCa bootstrap. Folded, because they are many."

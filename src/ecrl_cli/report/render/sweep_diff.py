@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ecrl_cli.report.formats import listed, plural, printable, share, short
+from ecrl_cli.report.formats import at_scale, in_brackets, listed, plural, printable, share, short
 from ecrl_cli.report.model.arms import MEASURES
 from ecrl_cli.report.model.comparison import ALL
 from ecrl_cli.report.model.contrast import Contrast, noise_floor
@@ -18,8 +18,8 @@ from ecrl_cli.report.tables.runs import ARM, NAMES, SUITE
 from ecrl_cli.report.tables.table import Cell, Column, Row, Table, records_table, signs_cell
 from ecrl_cli.report.text.claims import INDISTINGUISHABLE, fields
 
-FOUND = "{ours} against {theirs}: {pairs} of runs of {suites}, scale {scale}."
-GOODPUT = "Goodput of {arm}{where} is {result}: {effect} (mean of ratios, {interval}, {pairs}; ratio of means {ratio}), {noise}, scale {scale}."
+FOUND = "{ours} against {theirs}: {pairs} of runs of {suites}{scale}."
+GOODPUT = "Goodput of {arm}{where} is {result}: {effect} (mean of ratios, {interval}, {pairs}; ratio of means {ratio}), {noise}{scale}."
 
 _MOST_GATES = 5  # named in a sentence; report.json has all
 
@@ -72,7 +72,7 @@ def against_document(found: SweepDiff) -> dict[str, Any]:
 def against_sentences(found: SweepDiff) -> list[str]:
     """What is compared, whether the arms differ, and what differs between the sweeps."""
     pairs, suites = plural(len(found.matched), "pair"), plural(len({m.ours.suite for m in found.matched}), "suite")
-    sentences = [FOUND.format(ours=found.ours_name, theirs=found.theirs_name, pairs=pairs, suites=suites, scale=found.ours.scale())]
+    sentences = [FOUND.format(ours=found.ours_name, theirs=found.theirs_name, pairs=pairs, suites=suites, scale=at_scale(found.ours.scale()))]
     whole = [scope for scope in found.scopes if scope[0] == ALL] or found.scopes
     goodput = [found.contrast(label, "goodput", *scope) for label in found.labels for scope in whole]
     sentences += [_sentence(each, len(found.passed) > 1) for each in goodput if each and each.pair.mean_of_ratios]
@@ -147,7 +147,7 @@ def _arms_table(found: SweepDiff) -> Table:
         if (each.scope in whole or each.measure in SHORT) and (each.pair.difference.mean or each.pair.signs.positive)
     ]
     rows = tuple((each.scope, Cell(each.arm, arm=each.arm), *contrast_cells(each)) for each in shown)
-    title = f"{found.ours_name} against {found.theirs_name}, run by run (scale {found.ours.scale()})"
+    title = f"{found.ours_name} against {found.theirs_name}, run by run{in_brackets(found.ours.scale())}"
     return Table(title, (SUITE, ARM, *COMPARED[2:]), rows, file="against.csv")
 
 
@@ -159,7 +159,7 @@ def _effects_table(found: SweepDiff) -> Table:
     kinds: Sequence[tuple[str, str]] = (("pairs", "count"), ("mean of ratios", "change"), ("95% t", "change"), ("signs", "count"))
     halves = [Column(f"{what}, {name}", kind) for name in (found.ours_name, found.theirs_name) for what, kind in kinds]
     columns = (SUITE, Column("comparison", facet="arm"), *halves)
-    return Table(f"The arms compared on both sides: goodput (scale {found.ours.scale()})", columns, tuple(rows), file="against_effects.csv")
+    return Table(f"The arms compared on both sides: goodput{in_brackets(found.ours.scale())}", columns, tuple(rows), file="against_effects.csv")
 
 
 def _noise_table(found: SweepDiff) -> Table:
@@ -171,4 +171,4 @@ def _noise_table(found: SweepDiff) -> Table:
         *(Column("sweep"), Column("source"), Column("measure"), Column("pairs", "count"), Column("largest", "percent")),
         Column("ended bit for bit alike", "count"),
     )
-    return Table(f"The noise floor of each side (scale {found.ours.scale()})", columns, rows, file="report.json")
+    return Table(f"The noise floor of each side{in_brackets(found.ours.scale())}", columns, rows, file="report.json")

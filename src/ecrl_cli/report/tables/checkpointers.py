@@ -10,7 +10,7 @@ from ecrl_cli.config.checkpointers import CheckpointerKind
 from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.metrics.statistics import summary
-from ecrl_cli.report.formats import listed
+from ecrl_cli.report.formats import in_brackets, listed
 from ecrl_cli.report.model.arms import Arm
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.run_record import Run
@@ -41,7 +41,9 @@ def checkpointers_table(comparison: Comparison, studies: Sequence[StudyResult] =
     rows = tuple(_row(arm, studies) for suite in suites for arm in comparison.of(suite))
     open_ = [command for name, table, command in (_DAMAGE, _POWER) if not _found(studies, name, table)]
     note = f"Not measured here: {listed(open_)}; name their folders beside the runs in `ecrl report`." if open_ else ""
-    return Table(f"Checkpointers in the same loop under the same failures (scale {comparison.scale()})", _COLUMNS, rows, note, "checkpointers.csv")
+    return Table(
+        f"Checkpointers in the same loop under the same failures{in_brackets(comparison.scale())}", _COLUMNS, rows, note, "checkpointers.csv"
+    )
 
 
 def _checkpointer(run: Run) -> CheckpointerKind | None:

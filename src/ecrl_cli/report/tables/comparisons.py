@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from ecrl_cli.metrics.overlap import Overlap
 from ecrl_cli.metrics.statistics import Paired
-from ecrl_cli.report.formats import plural, share
+from ecrl_cli.report.formats import in_brackets, plural, share
 from ecrl_cli.report.model.arms import MEASURES
 from ecrl_cli.report.model.comparison import ALL, Comparison
 from ecrl_cli.report.model.contrast import Contrast, NoiseFloor, contrasts, floors, overlaps
 from ecrl_cli.report.tables.runs import ARM, KINDS, NAMES, SUITE, measures_table, restarts_table, stalls_table, where
-from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value, interval_cell, mean_cell, signs_cell
+from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value, interval_cell, mean_cell, signs_cell, span_cell
 
 SHORT = ("goodput", "goodput_published_clock", "wall_s", "stall_s")  # measures in each suite's table; all are in comparisons.csv
 PAIR_COLUMNS = (
@@ -52,9 +52,10 @@ def brief(comparison: Comparison) -> list[Table]:
 
 def compared_table(comparison: Comparison, scope: str, suites: Sequence[str], measures: Sequence[str]) -> Table:
     """Arm against base, pair by pair; measures that are zero on both sides are left out."""
-    found = [each for each in contrasts(comparison, scope, suites, measures) if each.pair.difference.mean or each.pair.signs.positive]
+    every = [each for each in contrasts(comparison, scope, suites, measures) if not each.is_noise]
+    found = [each for each in every if each.pair.difference.mean or each.pair.signs.positive]
     rows = tuple((scope, Cell(each.title, arm=each.arm), *contrast_cells(each)) for each in found)
-    return Table(f"{scope}: arms compared, pair by pair (scale {comparison.scale(suites)})", COMPARED, rows, file="comparisons.csv")
+    return Table(f"{scope}: arms compared, pair by pair{in_brackets(comparison.scale(suites))}", COMPARED, rows, file="comparisons.csv")
 
 
 def contrast_cells(contrast: Contrast) -> Row:
@@ -72,7 +73,7 @@ def contrast_cells(contrast: Contrast) -> Row:
 def ratio_cells(pair: Paired) -> tuple[Value, Value]:
     """The mean of ratios and its interval by Student's t."""
     ratios = pair.mean_of_ratios
-    return (ratios.mean, interval_cell(ratios.low, ratios.high)) if ratios else (None, None)
+    return (ratios.mean, span_cell(ratios)) if ratios else (None, None)
 
 
 def wins_table(comparison: Comparison, found: Sequence[Sequence[Contrast]]) -> Table:
@@ -124,7 +125,7 @@ def noise_table(comparison: Comparison) -> Table:
         *(Column("largest", "percent"), Column("ended bit for bit alike", "count")),
     )
     return Table(
-        f"The noise floor: runs of one configuration against each other (scale {comparison.scale()})", columns, tuple(rows), file="report.json"
+        f"The noise floor: runs of one configuration against each other{in_brackets(comparison.scale())}", columns, tuple(rows), file="report.json"
     )
 
 
@@ -146,7 +147,7 @@ def overlap_table(comparison: Comparison) -> Table:
         *(Column("95% t", "seconds", "of the wall time saved"), Column("wall / stall", "percent"), Column("BCa", "percent"), *both),
     )
     what = "What overlapping saved per run, and seconds per submitted checkpoint"
-    return Table(f"{what} (scale {comparison.scale()})", columns, tuple(rows), file="report.json")
+    return Table(f"{what}{in_brackets(comparison.scale())}", columns, tuple(rows), file="report.json")
 
 
 _WRITES = (("submitted", "count"), ("stall", "seconds"), ("serialize", "seconds"), ("write", "seconds"))
@@ -155,7 +156,7 @@ _WRITES = (("submitted", "count"), ("stall", "seconds"), ("serialize", "seconds"
 def _saved(saved: Overlap) -> Row:
     b, a, wall = saved.blocking, saved.overlapped, saved.wall_saved_s
     return (
-        *(saved.pairs, saved.stall_saved_s.mean, wall.mean, interval_cell(wall.low, wall.high)),
+        *(saved.pairs, saved.stall_saved_s.mean, wall.mean, span_cell(wall)),
         *(saved.efficiency, interval_cell(saved.efficiency_low, saved.efficiency_high)),
         *(b.submitted, a.submitted, b.stall_s, a.stall_s, b.serialize_s, a.serialize_s, b.write_s, a.write_s),
     )

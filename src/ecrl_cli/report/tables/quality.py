@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ecrl_cli.metrics.statistics import summary
+from ecrl_cli.report.formats import in_brackets
 from ecrl_cli.report.model.arms import HELD_OUT
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.tables.runs import ARM, NAMES, SUITE
-from ecrl_cli.report.tables.table import Cell, Column, Row, Table, interval_cell
+from ecrl_cli.report.tables.table import Cell, Column, Row, Table, interval_cell, span_cell
 
 
 def quality_table(comparison: Comparison) -> Table:
@@ -28,10 +29,10 @@ def quality_table(comparison: Comparison) -> Table:
             rows.append(
                 (
                     *(arm.suite, Cell(arm.label, arm=arm.label), NAMES[measure], len(values), Cell(mean.mean, strong=True) if mean else None),
-                    *((interval_cell(mean.low, mean.high), interval_cell(mean.boot_low, mean.boot_high)) if mean else (None, None)),
+                    *((span_cell(mean), interval_cell(mean.boot_low, mean.boot_high)) if mean else (None, None)),
                     *(min(values), max(values), int(last["samples"]), len(found[0][0].evaluations)),
                     summary([m.seconds["evaluate"] for m, _ in found]).mean,
                 )
             )
     note = "Runs of one arm differ in the seed; its recovery, if exact, changes nothing here."
-    return Table(f"Quality on held-out data at the target (scale {comparison.scale()})", columns, tuple(rows), note, "summary.csv")
+    return Table(f"Quality on held-out data at the target{in_brackets(comparison.scale())}", columns, tuple(rows), note, "summary.csv")

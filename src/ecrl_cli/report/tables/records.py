@@ -15,10 +15,12 @@ from ecrl_cli.report.formats import plural
 from ecrl_cli.report.model.arms import BASES, HELD_OUT, MEASURES, Arm, run_versus
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.contrast import Contrast, contrasts, floors, overlaps
+from ecrl_cli.report.model.effects import effects, interactions
 from ecrl_cli.report.model.run_record import CHECKPOINT_KEYS, Run
 from ecrl_cli.report.palette import CATEGORY_COLOURS
 
 Record = dict[str, Any]
+EFFECT_MEASURES = ("goodput", "goodput_published_clock", "wall_s", "stall_s", "stall_per_checkpoint_s")
 INTERVALS = ("ci95_low", "ci95_high", "bca_low", "bca_high")
 
 _SIZES = (
@@ -163,6 +165,31 @@ def comparison_rows(comparison: Comparison) -> list[Record]:
     return rows
 
 
+def effect_rows(comparison: Comparison) -> list[Record]:
+    """effects.csv: one row per axis, level, base and measure over all pairs, and one per slice of it."""
+    rows = []
+    for measure in EFFECT_MEASURES:
+        for effect in effects(comparison, measure):
+            parts = [(effect.whole, "", ""), *((part.contrast, part.level.axis.name, part.level.value) for part in effect.slices)]
+            for each, axis, level in parts:
+                row: Record = {"axis": effect.axis.name, "key": effect.axis.key, "level": effect.level.value, "base": effect.base.value}
+                row |= {"slice_axis": axis, "slice_level": level, "measure": measure, "scale": each.scale}
+                rows.append(row | pair_cells(each.pair) | noise_cells(each))
+    return rows
+
+
+def interaction_rows(comparison: Comparison) -> list[Record]:
+    """interactions.csv: how far the effect of an axis changes from one level of another axis to the next."""
+    return [
+        {"axis": each.level.axis.name, "level": each.level.value, "base": each.base.value}
+        | {"other_axis": each.other.axis.name, "other_level": each.other.value, "other_base": each.other_base.value}
+        | {"measure": measure, "scale": each.contrast.scale}
+        | pair_cells(each.contrast.pair)
+        for measure in EFFECT_MEASURES
+        for each in interactions(comparison, measure)
+    ]
+
+
 def noise_cells(contrast: Contrast) -> Record:
     """The effect compared with the noise between equal runs."""
     return {
@@ -233,6 +260,8 @@ CSV_FILES: dict[str, Callable[[Comparison], list[Record]]] = {
     "restarts.csv": restart_rows,
     "recoveries.csv": recovery_rows,
     "checkpoints.csv": checkpoint_rows,
+    "effects.csv": effect_rows,
+    "interactions.csv": interaction_rows,
 }
 
 
@@ -252,6 +281,8 @@ def as_document(comparison: Comparison, headline: str, sentences: Sequence[str])
         "runs": finite(run_rows(comparison)),
         "summary": finite(summary_rows(comparison)),
         "comparisons": finite(comparison_rows(comparison)),
+        "effects": finite(effect_rows(comparison)),
+        "interactions": finite(interaction_rows(comparison)),
         "noise": finite(noise_rows(comparison)),
         "overlap": finite(overlap_rows(comparison)),
         "restart_costs": finite(restart_cost_rows(comparison)),

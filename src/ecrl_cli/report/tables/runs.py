@@ -13,11 +13,12 @@ from ecrl_cli.records.events import STALL_PARTS
 from ecrl_cli.report import formats
 from ecrl_cli.report.model.arms import BASES, HELD_OUT, MEASURES, Arm, run_versus
 from ecrl_cli.report.model.comparison import ALL, Comparison
-from ecrl_cli.report.model.contrast import versus
+from ecrl_cli.report.model.contrast import noise_floor, same_runs, versus
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.palette import FAMILIES
 from ecrl_cli.report.tables.records import divergence_cells, recovery_of
-from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value, interval_cell, mean_cell
+from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value, interval_cell, mean_cell, span_cell
+from ecrl_cli.verify.verdict import VALID
 
 Anchors = Mapping[int, str]  # of the runs' sections on the page, by id(run)
 SUITE, ARM, SEED = Column("suite", facet="suite"), Column("arm", facet="arm"), Column("seed", facet="seed")
@@ -48,9 +49,13 @@ NAMES = {
 }
 
 
+NOTHING_TWICE = "noise floor of goodput: not measured, nothing ran twice; variant=...,ref,ref2 repeats the reference"
+REFERENCE_NOTE = "ref is the undisturbed run in references/, which saves one checkpoint, at its end."
+
+
 def in_order(comparison: Comparison, suite: str) -> list[Run]:
     """The runs of a suite, arm by arm, then the excluded ones."""
-    compared = {id(run): run for arm in comparison.of(suite) for run in arm.runs}
+    compared = {id(run): run for arm in comparison.of(suite) for run in arm.runs if not arm.is_reference}
     return [*compared.values(), *(run for run in comparison.runs if run.suite == suite and id(run) not in compared)]
 
 
@@ -65,7 +70,7 @@ def runs_table(comparison: Comparison, anchors: Anchors | None = None, suites: S
     runs = [run for suite in (comparison.suites if suites is None else suites) for run in in_order(comparison, suite)]
     rows = tuple(_run(comparison, run, anchors or {}) for run in sorted(runs, key=lambda run: not run.failing))
     note = "Goodput in committed steps per second of wall time, from the supervisor's launch to the target."
-    return Table(f"Run by run, scale {comparison.scale()}", columns, rows, note, "runs.csv")
+    return Table(f"Run by run{formats.at_scale(comparison.scale())}", columns, rows, note, "runs.csv")
 
 
 def brief_runs(comparison: Comparison, suite: str) -> Table:
@@ -80,7 +85,7 @@ def _run(comparison: Comparison, run: Run, anchors: Anchors) -> Row:
     if m is None:
         steps = f"{run.metrics.committed_steps}/{run.metrics.target_steps}" if run.metrics else None
         return (*head, steps, run.reason)
-    compared = [run_versus(run, list(comparison.arms), base) for base in BASES]
+    compared = [None if same_runs(run.variant, base) else run_versus(run, list(comparison.arms), base) for base in BASES]
     ends = [m.checkpoints[end] for end in _ENDS]
     reached: tuple[Value, ...] = (m.committed_steps, Cell(m.goodput, strong=True))
     return (*head, *reached, *compared, m.restarts, m.replayed_steps, m.stall_per_checkpoint_s, *ends)
@@ -100,7 +105,7 @@ def divergence_table(comparison: Comparison, anchors: Anchors) -> Table:
     )
     compared = [run for suite in comparison.suites for run in in_order(comparison, suite) if run.divergence]
     rows = tuple(_divergence(comparison, run, anchors) for run in compared)
-    return Table(f"Distance from the reference, scale {comparison.scale()}", columns, rows, "Zero is exact.", "runs.csv")
+    return Table(f"Distance from the reference{formats.at_scale(comparison.scale())}", columns, rows, "Zero is exact.", "runs.csv")
 
 
 def _divergence(comparison: Comparison, run: Run, anchors: Anchors) -> Row:
@@ -125,7 +130,7 @@ def recoveries_table(comparison: Comparison) -> Table:
     )
     found = [run for suite in comparison.suites for arm in comparison.of(suite) for run in arm.runs if run.metrics]
     rows = tuple(_recovered(run, comparison) for run in found) if any(_recovers_in_place(run) for run in found) else ()
-    title = f"Recoveries, run by run: from each failure to the first new step (scale {comparison.scale()})"
+    title = f"Recoveries, run by run: from each failure to the first new step{formats.in_brackets(comparison.scale())}"
     return Table(title, columns, rows, file="recoveries.csv")
 
 
@@ -165,12 +170,60 @@ def arms_table(comparison: Comparison) -> Table:
     )
     rows: list[Row] = []
     for arm in comparison.arms:
-        compared = [None if base == arm.variant else _versus(versus(comparison, arm.label, base, "goodput", [arm.suite])) for base in bases]
+        others = [base for base in bases if base != arm.variant and not same_runs(arm.variant, base)]
+        compared = [_versus(versus(comparison, arm.label, base, "goodput", [arm.suite])) if base in others else None for base in bases]
         means = [mean_cell(arm.summary(measure), strong=True) for measure in ("goodput", *shown)]
         rows.append((arm.suite, Cell(arm.label, arm=arm.label), len(arm.metrics), means[0], *compared, *means[1:]))
     failed = [suite for suite in comparison.suites if suite not in comparison.passed]
     note = f"Not averaged, because a quality gate failed: {formats.listed(failed)}." if failed else ""
-    return Table(f"Arms over seeds, scale {comparison.scale()}", columns, tuple(rows), note, "summary.csv")
+    note = f"{note} {REFERENCE_NOTE}".strip() if any(arm.is_reference for arm in comparison.arms) else note
+    return Table(f"Arms over seeds{formats.at_scale(comparison.scale())}", columns, tuple(rows), note, "summary.csv")
+
+
+def arms_brief(comparison: Comparison) -> Table:
+    """The arms by suite with the columns that fit in a terminal; the repeated reference is the noise floor, and no row."""
+    arms = [arm for arm in comparison.arms if not any(same_runs(arm.variant, base) for base in BASES)]
+    compared = {base: [_against(comparison, arm, base) for arm in arms] for base in BASES}
+    bases = [base for base, cells in compared.items() if any(cell is not None for cell in cells)]
+    columns = (
+        *(SUITE, ARM, Column("valid"), Column("goodput", "rate"), *(Column(f"vs {base}", "change") for base in bases)),
+        *(Column("stall per checkpoint", "seconds"), Column("restarts", "count"), Column("replayed", "count")),
+    )
+    rows = tuple(
+        (
+            *(arm.suite, arm.label, "reference" if arm.is_reference else _valid(arm)),
+            *(_mean(arm, "goodput"), *(compared[base][place] for base in bases)),
+            *(arm.shown(measure) for measure in ("stall_per_checkpoint_s", "restarts", "replayed_steps")),
+        )
+        for place, arm in enumerate(arms)
+    )
+    return Table("Arms by suite", columns, rows, file="summary.csv")
+
+
+def _valid(arm: Arm) -> str:
+    return f"{sum(run.verdict.status == VALID for run in arm.runs)} of {len(arm.runs)}"
+
+
+def _mean(arm: Arm, measure: str) -> Value:
+    return mean_cell(arm.summary(measure)) if arm.averaged else arm.shown(measure)
+
+
+def _against(comparison: Comparison, arm: Arm, base: str) -> Value:
+    earlier = arm.variant in BASES[: BASES.index(base) + 1]
+    pair = None if earlier else versus(comparison, arm.label, base, "goodput", [arm.suite])
+    return mean_cell(pair.mean_of_ratios) if pair else None
+
+
+def floor_lines(comparison: Comparison) -> list[str]:
+    """The noise floor of goodput in each scope: what its differences have to exceed."""
+    lines = []
+    for scope, suites in comparison.overall:
+        floor = noise_floor(comparison, "goodput", suites)
+        if floor:
+            means = sorted({len(arm.metrics) for arm in comparison.arms if arm.suite in suites})
+            words = f"{formats.share(floor.of_mean(means[-1]))} for a mean of {formats.plural(means[-1], 'pair')}"
+            lines.append(f"noise floor of goodput, {scope}: {words} ({formats.plural(floor.pairs, 'pair')} of {floor.source})")
+    return lines or ([NOTHING_TWICE] if len(comparison.arms) > 1 else [])
 
 
 def _versus(pair: Paired | None) -> Value:
@@ -223,7 +276,7 @@ def _durable_after(arm: Arm) -> Value:
 def where(comparison: Comparison, suites: Sequence[str]) -> str:
     """The suites and scale of a table, for its title."""
     name = suites[0] if len(suites) == 1 else f"{len(suites)} suites{' pooled' if comparison.pooled_suites else ', one by one'}"
-    return f"{name}, scale {comparison.scale(suites)}"
+    return f"{name}{formats.at_scale(comparison.scale(suites))}"
 
 
 def measures_table(comparison: Comparison, scope: str, suites: Sequence[str]) -> Table:
@@ -238,9 +291,9 @@ def measures_table(comparison: Comparison, scope: str, suites: Sequence[str]) ->
             found, kind = arm.summary(measure), KINDS[measure]
             if found and (found.mean or found.sd):
                 numbers = (Cell(found.mean, kind), Cell(found.sd, kind) if found.sd is not None else None)
-                spans = (interval_cell(found.low, found.high, kind), interval_cell(found.boot_low, found.boot_high, kind))
+                spans = (span_cell(found, kind), interval_cell(found.boot_low, found.boot_high, kind))
                 rows.append((scope, Cell(arm.label, arm=arm.label), NAMES[measure], found.n, *numbers, *spans))
-    return Table(f"{scope}: arms (scale {comparison.scale(suites)})", columns, tuple(rows), file="summary.csv")
+    return Table(f"{scope}: arms{formats.in_brackets(comparison.scale(suites))}", columns, tuple(rows), file="summary.csv")
 
 
 def stalls_table(comparison: Comparison) -> Table:
@@ -254,7 +307,7 @@ def stalls_table(comparison: Comparison) -> Table:
             total = summary([m.checkpoints["stall_s"] for m in metrics]).mean
             rows.append((arm.suite, Cell(arm.label, arm=arm.label), len(metrics), total, *means))
     columns = (SUITE, ARM, Column("runs", "count"), Column("stall", "seconds"), *(Column(part, "seconds") for part in STALL_PARTS))
-    title = f"What the stalls of a run consist of: mean seconds per run, which add up (scale {comparison.scale()})"
+    title = f"What the stalls of a run consist of: mean seconds per run, which add up{formats.in_brackets(comparison.scale())}"
     return Table(title, columns, tuple(rows), file="runs.csv")
 
 
@@ -264,10 +317,10 @@ def restarts_table(comparison: Comparison) -> Table:
     for arm in comparison.every_arm:
         if costs := arm.restart_costs():
             phases, total = [costs[phase].mean for phase in RESTART_COSTS], costs["total"]
-            rows.append((arm.suite, Cell(arm.label, arm=arm.label), total.n, *phases, total.mean, interval_cell(total.low, total.high)))
+            rows.append((arm.suite, Cell(arm.label, arm=arm.label), total.n, *phases, total.mean, span_cell(total)))
     columns = (
         *(SUITE, ARM, Column("restarts", "count"), *(Column(phase.replace("_", "-"), "seconds") for phase in RESTART_COSTS)),
         *(Column("total", "seconds"), Column("95% t", "seconds")),
     )
-    title = f"A restart, phase by phase: mean seconds per restart (scale {comparison.scale()})"
+    title = f"A restart, phase by phase: mean seconds per restart{formats.in_brackets(comparison.scale())}"
     return Table(title, columns, tuple(rows), file="restarts.csv")

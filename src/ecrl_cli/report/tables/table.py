@@ -8,6 +8,7 @@ from typing import Any
 
 from ecrl_cli.metrics.statistics import Signs, Summary
 from ecrl_cli.report import formats
+from ecrl_cli.report.model.spans import is_range, span
 
 Scalar = str | int | float | bool | None
 
@@ -37,8 +38,9 @@ FORMATS: dict[str, Callable[[Any], str]] = {
 class Cell:
     """A value with additional information.
 
-    `kind`: if it differs from the column's. `low`, `high`: its 95% interval, possibly without a value. `text`: shown instead of the value, which
-    it is still sorted by. `small`: a remark. On the page, `arm` gives it a colour, `anchor` a link, `badge` a verdict's symbol.
+    `kind`: if it differs from the column's. `low`, `high`: its 95% interval (with `is_range` the range of its values), possibly
+    without a value. `text`: shown instead of the value, which it is still sorted by. `small`: a remark. On the page, `arm` gives it
+    a colour, `anchor` a link, `badge` a verdict's symbol.
     """
 
     value: Scalar = None
@@ -51,6 +53,7 @@ class Cell:
     anchor: str = ""
     badge: str = ""
     strong: bool = False
+    is_range: bool = False
 
 
 Value = Scalar | Cell
@@ -135,10 +138,10 @@ def texts_of(value: Value, column: Column) -> tuple[str, str]:
     """`value`, and the smaller text below it: its interval, or a remark."""
     cell = value if isinstance(value, Cell) else Cell(value)
     kind = cell.kind or column.kind
-    span = "" if cell.low is None or cell.high is None else _span(cell.low, cell.high, kind)
+    ends = "" if cell.low is None or cell.high is None else _span(cell.low, cell.high, kind) + " (range)" * cell.is_range
     if cell.value is None and not cell.text:
-        return span or formats.NONE, ""
-    return formats.printable(cell.text or _formatted(cell.value, kind)), formats.printable(cell.small or span)
+        return ends or formats.NONE, ""
+    return formats.printable(cell.text or _formatted(cell.value, kind)), formats.printable(cell.small or ends)
 
 
 def _span(low: float, high: float, kind: str) -> str:
@@ -154,8 +157,15 @@ def _formatted(value: Scalar, kind: str) -> str:
 
 
 def mean_cell(found: Summary | None, kind: str = "", *, strong: bool = False) -> Value:
-    """A mean with its interval by Student's t."""
-    return Cell(found.mean, kind, found.low, found.high, strong=strong) if found else None
+    """A mean with its interval by Student's t, of two values with their range."""
+    low, high = span(found) or (None, None)
+    return Cell(found.mean, kind, low, high, strong=strong, is_range=is_range(found)) if found else None
+
+
+def span_cell(found: Summary | None, kind: str = "") -> Value:
+    """The interval of `mean_cell` without the mean."""
+    ends = span(found)
+    return Cell(None, kind, *ends, is_range=is_range(found)) if found and ends else None
 
 
 def interval_cell(low: float | None, high: float | None, kind: str = "") -> Value:

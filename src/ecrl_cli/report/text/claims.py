@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ecrl_cli.metrics.statistics import Summary, line, summary
-from ecrl_cli.report.formats import change, duration, identical, listed, plural, share, size, spelled
+from ecrl_cli.metrics.statistics import Summary, line
+from ecrl_cli.report.formats import at_scale, change, duration, identical, listed, plural, share, size, spelled
 from ecrl_cli.report.model.comparison import ALL, Comparison
 from ecrl_cli.report.model.contrast import AGAIN, NO_FLOOR, Contrast, compared_arms, contrast, floors, overlaps, pairs
 from ecrl_cli.report.model.run_record import Metrics
+from ecrl_cli.report.model.spans import amounts, is_range, span
 
 T = TypeVar("T")
 MANY = 3  # settings: more are summarized in one sentence
@@ -36,7 +37,7 @@ class Statement:
 
 
 # The placeholders are the keys of `fields`.
-NUMBERS = "{effect} (mean of ratios, {interval}, {spread}; ratio of means {ratio}; {signs}{published}), scale {scale}; {noise}."
+NUMBERS = "{effect} (mean of ratios, {interval}, {spread}; ratio of means {ratio}; {signs}{published}){scale}; {noise}."
 GOODPUT = "Goodput of {arm} against {base}{where}: " + NUMBERS
 STRATEGIES = {
     1: "{arm} beats {base}{where}: {effect} goodput, seen in {seen}.",
@@ -49,11 +50,11 @@ PRICES = {
     0: "{what}{where}: no cost that {seen} could show ({arm} against {base}).",
 }
 COUNTED = "Of {all} {what} overlapped wins in {ahead}, blocking in {behind}; {open} {are} " + INDISTINGUISHABLE
-RANGE = "Mean ratios of goodput from {low} ({lowest}) to {high} ({highest}), scale {scale}."
+RANGE = "Mean ratios of goodput from {low} ({lowest}) to {high} ({highest}){scale}."
 RESTART = "A restart{where} takes {mean} on average."
-RESTARTS = "Mean over {count}{interval}, scale {scale}."
+RESTARTS = "Mean over {count}{interval}{scale}."
 SAVED = "Of {stall} of stall that {arm} saves against {base} in a run{where}, {back}."
-OVERLAP = "Stall saved {stall}, wall time saved {wall}{efficiency}, scale {scale}."
+OVERLAP = "Stall saved {stall}, wall time saved {wall}{efficiency}{scale}."
 NOISE = "{who} differ by up to {largest} in goodput ({pairs}, {alike} of {all} ended bit for bit alike)"
 # Of the gain of overlapping against the size of what is saved.
 GROWTH = {
@@ -61,8 +62,9 @@ GROWTH = {
     -1: "The gain of {arm} over {base} falls with the checkpoint: by {slope} for each doubling of its size, seen in {seen}{crossing}.",
     0: "Whether the gain of {arm} over {base} changes with the size of the checkpoint: no change that {seen} could show.",
 }
-SLOPE = "Slope {points} points per doubling (95% {low} to {high}), {smallest} to {largest}, scale {scale}; larger models also take longer steps."
+SLOPE = "Slope {points} points per doubling (95% {low} to {high}), {smallest} to {largest}{scale}; larger models also take longer steps."
 PRICED = {"ref": "Checkpoints alone", "blk": "Failures alone", "ovl": "Failures and overlapping together"}  # each takes a verb in the plural
+SAVED_ONCE = "Failures and checkpoints together"  # against a reference, which saves only at its end
 
 
 def fields(found: Contrast) -> dict[str, str]:
@@ -80,7 +82,7 @@ def fields(found: Contrast) -> dict[str, str]:
         "ratio": change(found.pair.ratio_of_means),
         "signs": f"{found.pair.signs.positive} up, {found.pair.signs.negative} down",
         "published": f"; on the published clock {change(published.mean)}" if published else "",
-        "scale": found.scale,
+        "scale": at_scale(found.scale),
         "noise": noise_words(found),
     }
 
@@ -94,7 +96,11 @@ def interval_words(found: Contrast) -> str:
     """The interval of the effect; in place of one without width, that all pairs had the same ratio."""
     if found.interval is None:
         return "no interval"
-    return "identical in all pairs" if found.alike else f"95% {change(found.interval[0])} to {change(found.interval[1])}"
+    if found.alike:
+        return "identical in all pairs"
+    ratios = found.pair.mean_of_ratios
+    low, high = span(ratios) or found.interval
+    return f"{'range' if found.pair.n == 2 else '95%'} {change(low)} to {change(high)}"
 
 
 def noise_words(found: Contrast) -> str:
@@ -158,7 +164,7 @@ def sentences(comparison: Comparison) -> list[Statement]:
     return [
         *_strategies(comparison),
         *_checkpoints(comparison),
-        *(_price(claim, arm) for arm in ("blk", "ovl") for claim in _few(claims(comparison, arm, "ref"))),
+        *(_price(claim, _priced(comparison, arm)) for arm in ("blk", "ovl") for claim in _few(claims(comparison, arm, "ref"))),
         *_restarts(comparison),
         *_efficiency(comparison),
         *_growth(comparison),
@@ -169,7 +175,7 @@ def _strategies(comparison: Comparison) -> list[Statement]:
     found = claims(comparison, "ovl", "blk")
     if len(found) > MANY:
         most, least = max(found, key=lambda claim: claim.effect), min(found, key=lambda claim: claim.effect)
-        ends = {"low": change(least.effect), "high": change(most.effect), "scale": most.scale}
+        ends = {"low": change(least.effect), "high": change(most.effect), "scale": at_scale(most.scale)}
         names = {name: f"{claim.arm}{fields(claim)['where']}" for name, claim in (("lowest", least), ("highest", most))}
         return [Statement(f"{_counted(found)}.", RANGE.format(**ends, **names))]
     return [Statement(STRATEGIES[claim.sign].format(**fields(claim)), GOODPUT.format(**fields(claim))) for claim in found]
@@ -177,18 +183,22 @@ def _strategies(comparison: Comparison) -> list[Statement]:
 
 def _checkpoints(comparison: Comparison) -> list[Statement]:
     found = claims(comparison, "ref", "clean")
-    if not found and any(arm.variant == "ref" for arm in comparison.arms):
+    if not found and any(arm.variant == "ref" for arm in comparison.without_references.arms):
         return [Statement("What checkpoints cost by themselves was not measured: ref saves too, in blocking mode; add variant=clean,...")]
-    return [_price(claim, "ref") for claim in _few(found)]
+    return [_price(claim, PRICED["ref"]) for claim in _few(found)]
 
 
 def _few(found: Sequence[T]) -> Sequence[T]:
     return found if len(found) <= MANY else ()
 
 
-def _price(claim: Contrast, variant: str) -> Statement:
-    """ref saves in blocking mode: blk compared with it is the cost of failures, ovl what remains of that with overlapping."""
-    return Statement(PRICES[claim.sign].format(what=PRICED[variant], **fields(claim)), GOODPUT.format(**fields(claim)))
+def _priced(comparison: Comparison, variant: str) -> str:
+    """ref saves in blocking mode: blk compared with it is the cost of failures, ovl what remains of that with overlapping. A reference saves once."""
+    return SAVED_ONCE if all(arm.is_reference for arm in comparison.arms if arm.variant == "ref") else PRICED[variant]
+
+
+def _price(claim: Contrast, what: str) -> Statement:
+    return Statement(PRICES[claim.sign].format(what=what, **fields(claim)), GOODPUT.format(**fields(claim)))
 
 
 def _restarts(comparison: Comparison) -> list[Statement]:
@@ -196,9 +206,9 @@ def _restarts(comparison: Comparison) -> list[Statement]:
     for scope, suites in _few(comparison.overall):
         totals = [restart.total_s for suite in suites for arm in comparison.of(suite) for restart in arm.restarts]
         if totals:
-            each, where = summary(totals), _where(comparison, scope)
+            each, where = amounts(totals), _where(comparison, scope)
             interval = f", {_between(each)}" if each.low is not None else ""
-            behind = RESTARTS.format(count=plural(each.n, "restart"), interval=interval, scale=comparison.scale(suites))
+            behind = RESTARTS.format(count=plural(each.n, "restart"), interval=interval, scale=at_scale(comparison.scale(suites)))
             costs.append(Statement(RESTART.format(where=where, mean=duration(each.mean)), behind))
     return costs
 
@@ -221,7 +231,7 @@ def _efficiency(comparison: Comparison) -> list[Statement]:
                 efficiency = f" ({share(saved.efficiency)}, BCa {share(saved.efficiency_low)} to {share(saved.efficiency_high)})"
             text = SAVED.format(stall=duration(saved.stall_saved_s.mean), arm=arm, base=base, where=where, back=back)
             stall, wall = _seconds(saved.stall_saved_s), _seconds(saved.wall_saved_s)
-            savings.append(Statement(text, OVERLAP.format(stall=stall, wall=wall, efficiency=efficiency, scale=comparison.scale(suites))))
+            savings.append(Statement(text, OVERLAP.format(stall=stall, wall=wall, efficiency=efficiency, scale=at_scale(comparison.scale(suites)))))
     return savings
 
 
@@ -258,7 +268,7 @@ def _growth(comparison: Comparison) -> list[Statement]:
                 "crossing": f"; it crosses zero at about {size(2**zero)}" if inside and zero is not None else "",
             }
             low, high, slope = (f"{100 * value:+.2g}" for value in (found.low, found.high, found.slope))
-            ends = {"smallest": size(sizes[0]), "largest": size(sizes[-1]), "scale": comparison.scale(comparison.passed)}
+            ends = {"smallest": size(sizes[0]), "largest": size(sizes[-1]), "scale": at_scale(comparison.scale(comparison.passed))}
             told.append(Statement(GROWTH[sign].format(**words), SLOPE.format(points=slope, low=low, high=high, **ends)))
     return told
 
@@ -275,8 +285,9 @@ def _seconds(found: Summary) -> str:
 
 
 def _between(found: Summary) -> str:
-    alike = found.low is not None and found.high is not None and identical(found.low, found.high)
-    return "all identical" if alike else f"95% {duration(found.low)} to {duration(found.high)}"
+    low, high = span(found) or (found.mean, found.mean)
+    words = f"{'range' if is_range(found) else '95%'} {duration(low)} to {duration(high)}"
+    return "all identical" if identical(low, high) else words
 
 
 def noise(comparison: Comparison) -> Statement | None:
@@ -301,4 +312,4 @@ def noise(comparison: Comparison) -> Statement | None:
     else:
         mean = f"a mean over {plural(first.pairs, 'pair')} means nothing below {share(first.of_mean(first.pairs))}"
         text = f"Equal runs lie up to {share(first.largest)} apart here: one pair means nothing below that, {mean}."
-    return Statement(text, f"The noise floor: {listed(ranges)}; scale {comparison.scale(comparison.passed)}.")
+    return Statement(text, f"The noise floor: {listed(ranges)}{at_scale(comparison.scale(comparison.passed))}.")

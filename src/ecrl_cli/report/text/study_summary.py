@@ -52,7 +52,7 @@ def join_summaries(runs: ReportSummary, studies: ReportSummary) -> ReportSummary
     """One summary for runs and studies: the runs first, with the worse tone."""
     tone = min((runs.tone, studies.tone), key=_WORST_FIRST.index)
     title = runs.headline if _WORST_FIRST.index(runs.tone) <= _WORST_FIRST.index(studies.tone) else f"{runs.headline}. {studies.headline}"
-    return ReportSummary(title, tone, (*runs.paragraphs, studies.statements))
+    return ReportSummary(title, tone, (*runs.paragraphs, studies.statements), runs.leading)
 
 
 def worst_code(codes: Sequence[int]) -> int:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ecrl_cli.report.formats import by_value, change, count, distance, duration, listed, plural, share, short
+from ecrl_cli.report.formats import at_scale, by_value, change, count, distance, duration, listed, plural, share, short
 from ecrl_cli.report.model.arms import BASES
+from ecrl_cli.report.model.axes import UNNAMED
 from ecrl_cli.report.model.comparison import Comparison
-from ecrl_cli.report.model.contrast import compared_arms, versus
+from ecrl_cli.report.model.contrast import compared_arms, same_runs, versus
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.palette import FAMILIES
 from ecrl_cli.report.text.claims import MANY, Statement, noise, repeated, sentences, winner
+from ecrl_cli.report.text.effects import effect_statements
 from ecrl_cli.verify.verdict import INVALID
 
+MOST_FIRST = 6  # sentences on the first screen
 MOST_BROKEN = 3  # runs named in the summary
 _LONG_NUMBER = r"-?\d+\.\d{6,}(?:e[-+]?\d+)?"
 # Of several broken promises the first of these is the cause of the others more often than not.
@@ -32,11 +35,24 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class ReportSummary:
-    """`tone`: good, bad or doubt. `paragraphs`: what broke, what ran and its verdicts, costs, confidence; each a tuple of statements."""
+    """`tone`: good, bad or doubt. `paragraphs`: what broke, what ran and its verdicts, costs, confidence; each a tuple of statements.
+
+    `leading`: those that are shown first, if not in this order.
+    """
 
     headline: str
     tone: str
     paragraphs: tuple[tuple[Statement, ...], ...]
+    leading: tuple[Statement, ...] = ()
+
+    @property
+    def first(self) -> tuple[Statement, ...]:
+        """The MOST_FIRST statements that a page shows beside its picture."""
+        return (*self.leading, *(each for each in self.statements if each not in self.leading))[:MOST_FIRST]
+
+    @property
+    def rest(self) -> tuple[Statement, ...]:
+        return tuple(each for each in self.statements if each not in self.first)
 
     @property
     def statements(self) -> tuple[Statement, ...]:
@@ -50,8 +66,12 @@ class ReportSummary:
 
 def told(headline: str, tone: str, parts: Iterable[Iterable[str | Statement | None]]) -> ReportSummary:
     """A summary of `parts`, without what is empty."""
-    made = [tuple(each if isinstance(each, Statement) else Statement(each) for each in part if each) for part in parts]
+    made = map(_statements, parts)
     return ReportSummary(headline, tone, tuple(part for part in made if part))
+
+
+def _statements(part: Iterable[str | Statement | None]) -> tuple[Statement, ...]:
+    return tuple(each if isinstance(each, Statement) else Statement(each) for each in part if each)
 
 
 def summarize(comparison: Comparison) -> ReportSummary:
@@ -59,10 +79,13 @@ def summarize(comparison: Comparison) -> ReportSummary:
     parts: list[list[str | Statement | None]] = [
         [*broken(comparison)],
         [_what_ran(comparison), _judged(comparison), _recovered(comparison)],
+        [*effect_statements(comparison)],
         [*(sentences(comparison) if repeated(comparison) else _costs(comparison)), *_stalls(comparison), start_up(comparison)],
         [noise(comparison), _confidence(comparison), apart, pooled_over(comparison), *comparison.notes, _left_out(comparison), _gates(comparison)],
     ]
-    return told(*_headline(comparison), parts)
+    found = told(*_headline(comparison), parts)
+    broke, ran, axes, costs = (_statements(part) for part in parts[:4])
+    return replace(found, leading=(*broke, *ran[:2], *axes, *costs)[:MOST_FIRST])
 
 
 def _headline(comparison: Comparison) -> tuple[str, str]:
@@ -124,15 +147,16 @@ def _what_ran(comparison: Comparison) -> str:
     suites = list(dict.fromkeys(run.suite for run in counted))
     where = suites[0] if len(suites) == 1 else plural(len(suites), "suite")
     seeded = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
-    lasted = f"{listed([f'{s:,}' for s in steps])} steps, scale {listed(scales)}"
-    arms = [f"{variant} in {len(labels)} settings" if len(labels) > MANY else listed(labels) for variant, labels in _settings(comparison).items()]
+    lasted = f"{listed([f'{s:,}' for s in steps])} steps{at_scale(listed(scales))}"
+    named = {variant: "" if variant == UNNAMED else f"{variant} in " for variant in _settings(comparison)}
+    arms = [f"{named[variant]}{len(labels)} settings" if len(labels) > MANY else listed(labels) for variant, labels in _settings(comparison).items()]
     return f"{plural(len(counted), 'run')} of {where}: {listed(arms)}; {seeded}, {lasted}."
 
 
 def _settings(comparison: Comparison) -> dict[str, list[str]]:
-    """The labels of each variant: one, or one per setting of what else a sweep varied."""
+    """The labels of each variant of the runs: one, or one per setting of what else a sweep varied."""
     found: dict[str, list[str]] = {}
-    for arm in comparison.arms:
+    for arm in comparison.without_references.arms:
         labels = found.setdefault(arm.variant, [])
         labels += [arm.label] if arm.label not in labels else []
     return found
@@ -167,21 +191,21 @@ def _costs(comparison: Comparison) -> list[str]:
     """If every comparison is a single pair: one sentence per arm, with a range over several suites; one for all settings of a variant that has many,
     which names the lowest and the highest."""
     settings = _settings(comparison)
-    variants = {label: variant for variant, labels in settings.items() for label in labels}
+    variants = {arm.label: arm.variant for arm in comparison.arms}
     ratios_by_label: dict[str, list[tuple[int, str]]] = {}
     in_settings: dict[tuple[str, str], list[tuple[float, str]]] = {}
-    for label, base in compared_arms(comparison):
+    for label, base in (both for both in compared_arms(comparison) if not same_runs(*both)):
         found = [pair for suite in comparison.passed if (pair := versus(comparison, label, base, "goodput", [suite]))]
         ratios = [pair.mean_of_ratios.mean for pair in found if pair.mean_of_ratios]
-        if ratios and len(settings[variants[label]]) > MANY:
-            setting = label.removeprefix(variants[label]).strip() or "as it is"
+        if ratios and len(settings.get(variants[label], ())) > MANY:
+            setting = next((arm.setting for arm in comparison.arms if arm.label == label), "") or "as it is"
             in_settings.setdefault((variants[label], variants[base]), []).extend((ratio, setting) for ratio in ratios)
         elif ratios:
             order = BASES.index(base) if base in BASES else len(BASES)
             ratios_by_label.setdefault(label, []).append((order, f"{distance(min(ratios), max(ratios))} {base}"))
-    scale = comparison.scale(comparison.passed)
+    scale = at_scale(comparison.scale(comparison.passed))
     each = [
-        f"Goodput of {label} is {listed([text for _, text in sorted(parts, key=lambda part: part[0])])}, scale {scale}."
+        f"Goodput of {label} is {listed([text for _, text in sorted(parts, key=lambda part: part[0])])}{scale}."
         for label, parts in ratios_by_label.items()
     ]
     return each + [_over_settings(variant, base, sorted(found), scale) for (variant, base), found in in_settings.items()]
@@ -192,7 +216,7 @@ def _over_settings(variant: str, base: str, found: list[tuple[float, str]], scal
     (low, lowest), (high, highest) = found[0], found[-1]
     above = sum(ratio > 0 for ratio, _ in found)
     ends = f"{change(low)} ({lowest}) to {change(high)} ({highest})"
-    return f"Goodput of {variant} against {base} in {len(found)} settings: {ends}, above it in {above}; one pair each, scale {scale}."
+    return f"Goodput of {variant} against {base} in {len(found)} settings: {ends}, above it in {above}; one pair each{scale}."
 
 
 def _stalls(comparison: Comparison) -> list[str]:
@@ -203,7 +227,7 @@ def _stalls(comparison: Comparison) -> list[str]:
             if values:
                 low, high = duration(min(values)), duration(max(values))
                 stalls.append(f"{low if low == high else f'{low} to {high}'} in {variant if len(names) > 1 else names[0]}")
-    return [f"A checkpoint keeps the training thread waiting for {listed(stalls)}, scale {comparison.scale()}."] if stalls else []
+    return [f"A checkpoint keeps the training thread waiting for {listed(stalls)}{at_scale(comparison.scale())}."] if stalls else []
 
 
 def start_up(comparison: Comparison) -> str:
