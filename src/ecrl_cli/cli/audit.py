@@ -20,6 +20,9 @@ _TEXTS = ("audit.resume", "audit.elastic", "run_dir")
 def audit(argv: Sequence[str], *, say: Callable[[str], None] = say) -> int:
     """Exit code: 0 every promise kept, 1 one broken, 2 bad input, 3 unknown, or not checked where it matters."""
     words = list(argv)
+    if not words:
+        way = "type `ecrl audit -- torchrun train.py --out {dir}`, or the folder of a recording: ecrl audit DIR"
+        raise ConfigError("ecrl audit", "needs the command of a job", way)
     if "--" in words:
         cut = words.index("--")
         return _run(words[:cut], tuple(words[cut + 1 :]), say)
@@ -30,6 +33,7 @@ def _run(keys: list[str], command: tuple[str, ...], say: Callable[[str], None]) 
     from ecrl_cli.audit.audit import run_audit
     from ecrl_cli.cli.arguments import parse
     from ecrl_cli.cli.compose import compose, initialized
+    from ecrl_cli.cli.hydra_habits import refuse_commas
     from ecrl_cli.config.audit import build_audit, check_key
 
     if not command:
@@ -39,6 +43,7 @@ def _run(keys: list[str], command: tuple[str, ...], say: Callable[[str], None]) 
     arguments = parse([quoted(key) for key in keys], PRIMARY)
     if arguments.show or arguments.multirun:
         raise ConfigError("ecrl audit", "takes neither --cfg nor -m", "conf/audit.yaml holds every key and its default")
+    refuse_commas(arguments.overrides, "ecrl audit", multirun=True)  # one audit is one command: Hydra refuses what is no list
     for override in arguments.overrides:
         if override.key_or_group != "failure":  # the one group
             check_key(override.key_or_group)  # Hydra's own refusal does not say what is near
