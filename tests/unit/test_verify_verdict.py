@@ -43,10 +43,10 @@ def test_the_headline_counts_what_was_kept_and_what_was_not_checked(statuses: tu
 def test_evidence_is_shown_of_each_promise_kept_or_not() -> None:
     findings = [Finding("input", status, f"{status} it is", (f"{status} because",)) for status in (VALID, NOT_CHECKED, UNKNOWN, INVALID)]
     assert [line.strip() for line in render(Verdict("blk", "", "", tuple(findings))).splitlines()[2::2]] == [
+        "invalid because",
+        "unknown because",
         "valid because",
         "not checked because",
-        "unknown because",
-        "invalid because",
     ]
 
 

@@ -8,8 +8,9 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ecrl_cli.audit.records import Arm
 from ecrl_cli.audit.verdict import EXIT_CODES, AuditVerdict, render
-from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report, tell
+from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, Suite, check_report, tell
 from ecrl_cli.cli.console import Parser, out, restrict, say
 from ecrl_cli.errors import ConfigError, shown
 
@@ -105,7 +106,7 @@ def _answer(verdict: AuditVerdict, folder: Path, flags: Namespace) -> None:
         sys.stdout.write(json.dumps(verdict.to_json(), indent=2) + "\n")
     else:
         out(render(verdict, folder.name))
-    tell(folder.name, cases(verdict), flags.junit, annotate=flags.github)
+    tell(suite_of(verdict, folder), cases(verdict), flags.junit, annotate=flags.github)
 
 
 def _compare_states(paths: list[Path]) -> int:
@@ -120,15 +121,32 @@ def _compare_states(paths: list[Path]) -> int:
     return 0 if equal else 1
 
 
+def suite_of(verdict: AuditVerdict, folder: Path) -> Suite:
+    """The verdict on the job, the seconds that all its arms took, and what it was."""
+    from ecrl_cli.audit.audit import asked_of
+
+    command = " ".join(map(str, asked_of(folder).get("command") or ()))
+    seconds = sum(_seconds(judged.arm) for judged in (*verdict.references, *verdict.arms))
+    more = {"command": command, "page": str(folder / "report" / "index.html")}
+    return Suite(folder.name, verdict.status, verdict.diagnosis, seconds, more)
+
+
+def _seconds(arm: Arm) -> float:
+    return sum(launch.seconds for launch in arm.launches)
+
+
 def cases(verdict: AuditVerdict) -> list[Case]:
-    """A case for each promise of each arm."""
+    """A case for each promise of each arm; the first of an arm has the seconds that the arm took."""
     states = {"kept": PASSED, "broken": FAILED}
+    took = {judged.arm.name: _seconds(judged.arm) for judged in (*verdict.references, *verdict.arms)}
     return [
         Case(
             each.arm or "job",
             each.promise,
             states.get(each.status, SKIPPED),
             each.message if each.status in states else f"{each.status}: {each.message}",
+            each.evidence,
+            took.pop(each.arm, 0.0),
         )
         for each in verdict.findings
     ]
