@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT))
 from experiments.pages import with_state  # noqa: E402 - mkdocs may be started anywhere
 
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md"}
+PAGES["src/ecrl_cli/cli/explained.md"] = "errors.md"  # beside the command that prints it: it is in the wheel too
 # What a page loads by itself, as opposed to a link that a reader may follow.
 FETCHED = re.compile(
     r"<(?:script|img|iframe)[^>]*\ssrc=[\"']?(?:https?:)?//|<link[^>]*rel=[\"']?(?:stylesheet|preconnect|preload)[\"']?[^>]*href=[\"']?(?:https?:)?//"

@@ -10,15 +10,21 @@ torch.optim.Optimizer, say) tells of them itself:
         rec.step(step, loss=loss, samples=ids)
 
 `ecrl.session()` writes where `ECRL_RECORD` names a folder, and is a no-op otherwise.
+
+`ecrl.load("outputs/mine")` is the other direction: recorded runs as pandas DataFrames (docs/data.md). It needs ECRL itself and what ECRL depends on,
+which are imported when it is called.
 """
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Optional
+from typing import TYPE_CHECKING, Any, Iterable, Optional
 
 from ecrl.recording import Recording, current
 
-__all__ = ["Session", "session"]
+if TYPE_CHECKING:
+    from ecrl_cli.report.frames import Results
+
+__all__ = ["Session", "load", "session"]
 
 
 class Session:
@@ -62,3 +68,21 @@ class Session:
 def session() -> Session:
     """The session of this process."""
     return Session(current())
+
+
+def load(*folders: Any, judge: bool = True) -> "Results":
+    """Runs as DataFrames: `.runs`, `.steps`, `.checkpoints`, `.restarts`, `.recoveries`, `.verdicts`, `.effects`. Nothing is written.
+
+    `folders`: run directories and sweep folders, as text or Path. `judge=False`: verdicts on file only.
+    """
+    from ecrl_cli.report.frames import load as load_frames  # the recorder itself needs nothing but the standard library
+
+    return load_frames(folders, judge)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from ecrl_cli import __version__
+
+        return __version__
+    raise AttributeError("module 'ecrl' has no attribute " + repr(name))

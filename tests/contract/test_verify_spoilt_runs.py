@@ -88,9 +88,10 @@ def test_a_spoilt_run_is_caught_by_the_promise_it_broke(verdict_on: Callable[[st
     finding = found(verdict, promise)
     assert finding.status == status, render(verdict)
     assert verdict.status == (INVALID if name in ALSO_BROKEN else status), render(verdict)
-    opening = "Broke promise" if status == INVALID else "Cannot tell"
-    assert finding.message.startswith(f"{opening}: {promise} - "), render(verdict)
+    opening = "Broke promise: " if status == INVALID else ""
+    assert finding.message.startswith(f"{opening}{promise} - "), render(verdict)
     assert finding.message in render(verdict)
+    assert render(verdict).splitlines()[1].lstrip().startswith(verdict.status), "what decided comes first"
     assert any(WORDS.get(name, "") in text for text in (finding.message, *finding.evidence)), render(verdict)
 
 

@@ -147,7 +147,7 @@ ROWS = (
     row(26, "--config-dir /no/such", "--config-dir: /no/such is not a folder"),
     row(29, "run_dir=run", "run_dir:", "mode 0777", "lets others plant checkpoints", "chmod 700", "checkpoint.trust_owner=true", setup=open_to_all),
     row(30, "run_dir=run", "run_dir: too many symbolic links", setup=symlink_loop),
-    row(31, "checkpoint.keep=1000000000000", "run_dir: needs about", "free space or lower checkpoint.keep"),
+    row(31, "checkpoint.keep=1000000000000", "run_dir: needs about", "free space, lower checkpoint.keep"),
     row(
         33, "global_batch=64 seed=7 run_dir=run", "run_dir:", "belongs to run", "this configuration is", "seed 1337 there and 7 here", setup=recorded
     ),

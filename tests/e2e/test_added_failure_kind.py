@@ -79,4 +79,4 @@ def test_where_its_package_is_missing_one_line_says_so(recovered: Path, tmp_path
     assert "failure.kind: must be one of none, exit, kill" in said and f"got {NAME!r}" in said
     assert not list(tmp_path.iterdir())
     said = run_ecrl(tmp_path, "verify", str(recovered), check=3).stdout
-    assert f"Cannot tell: failures-once - config.json is none that ECRL runs here: unknown failure {NAME!r}" in said
+    assert f"failures-once - config.json is none that ECRL runs here: unknown failure {NAME!r}" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -357,7 +358,8 @@ def test_the_command_answers_with_text_page_json_and_junit(recorded: Path, tmp_p
     assert code == 1 and text.startswith("audit: invalid: step 13 repeats the samples of step 1") and "\x1b" not in text
     assert document["status"] == "invalid" and document["counts"]["broken"] >= 1 and document["diagnosis"] in text
     assert "step 13 repeats the samples" in page and "<script>" not in page and "\x1b" not in page
-    assert '<testcase classname="struck" name="exactly once"><failure message="step 13 repeats' in junit
+    assert re.search(r'<testcase classname="struck" name="exactly once" time="\d+\.\d{3}"><failure message="step 13 repeats', junit)
+    assert 'time="10.000"><properties>' in junit and '<property name="verdict" value="invalid"/>' in junit
     assert "\n::error title=struck%3A exactly once::step 13 repeats" in f"\n{told}" and "\x1b" not in told
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+import yaml
 
-from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, github, junit
+from ecrl_cli import __version__
+from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, Suite, github, junit, summary
 from ecrl_cli.cli.main import main
 from ecrl_cli.records.layout import RunLayout
 from tests.runs.builder import build_blk, build_ref
@@ -75,7 +80,48 @@ def test_text_stays_text() -> None:
         Case("r", "q", PASSED, "kept"),
         Case("r", "s", SKIPPED, "unknown: why"),
     ]
-    (bad, good, open_) = ET.fromstring(junit("n", cases).encode())
+    (_, bad, good, open_) = ET.fromstring(junit(Suite("n"), cases).encode())
     assert bad.get("name") == 'p"<&' and bad[0].get("message", "").startswith("100% <b>") and not len(good) and open_[0].tag == "skipped"
     assert github(cases) == ['::error title=a%2Cb%3Ac%0A%3A%3Astop%3A p"<&::100%25 <b>%0A::error::x\\x1b', "::warning title=r%3A s::unknown: why"]
     assert json.dumps(github(cases)).count("\\n") == 0
+
+
+def test_the_suite_says_verdict_seconds_and_evidence(sweep: Path, tmp_path: Path) -> None:
+    assert main(["verify", str(sweep), "--junit", str(tmp_path / "out.xml")]) == 1
+    head = ET.parse(tmp_path / "out.xml").getroot()
+    assert {each.get("name"): each.get("value") for each in head.iter("property")} == {"ecrl": __version__, "verdict": "invalid"}
+    assert float(head.get("time", "0")) > 0
+    (failure,) = (case[0] for case in head.iter("testcase") if (case.get("classname"), case.get("name")) == ("blk", "same-trajectory"))
+    assert "step 21" in failure.get("message", "") and failure.text and "\n" in failure.text
+
+
+def test_the_summary_of_a_step_has_what_did_not_pass_and_nothing_of_it_is_markup(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    assert main(["verify", str(sweep), "--junit", str(tmp_path / "out.xml")]) == 1
+    assert not (tmp_path / "summary.md").exists(), "only where --github asks"
+    assert main(["verify", str(sweep), "--github"]) == 1
+    text = (tmp_path / "summary.md").read_text()
+    assert text.startswith("### ecrl verify: invalid\n") and "| failed | blk | same-trajectory | Broke promise: same-trajectory - " in text
+    rows = summary(Suite("n"), [Case("<b>|r", "p", FAILED, "a\n|b`", ("[x](y)",))]).splitlines()
+    assert rows[0] == "### n: invalid" and rows[4] == r"| failed | &lt;b&gt;\|r | p | a\\n\|b\`<br>\[x\](y) |"
+
+
+@pytest.mark.parametrize(("code", "verdict"), [(0, "valid"), (1, "invalid"), (3, "unknown"), (2, "")])
+def test_the_composite_action_gives_the_words_to_ecrl_and_its_answer_to_the_workflow(code: int, verdict: str, tmp_path: Path) -> None:
+    """With a stand-in for `ecrl`: inputs are words, never shell."""
+    action = yaml.safe_load((Path(__file__).parents[2] / "action.yml").read_text(encoding="utf-8"))
+    (step,) = (step for step in action["runs"]["steps"] if step.get("id") == "audit")
+    ours = tmp_path / "bin" / "ecrl"
+    ours.parent.mkdir()
+    ours.write_text(f"#!{sys.executable}\nimport json, sys\nopen('words', 'w').write(json.dumps(sys.argv[1:]))\nsys.exit({code})\n")
+    ours.chmod(0o755)
+    (ours.parent / "python").symlink_to(sys.executable)
+    given = {"COMMAND": "python train.py '$(touch hacked)' --out {dir}", "KEYS": "failure=kill 'failure.steps=[3]'", "FOLDER": "out"}
+    environment = os.environ | given | {"PATH": f"{ours.parent}:{os.environ['PATH']}", "GITHUB_OUTPUT": str(tmp_path / "output")}
+    done = subprocess.run(["bash", "-eo", "pipefail", "-c", step["run"]], cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == code and (tmp_path / "output").read_text() == f"verdict={verdict}\n"
+    words = json.loads((tmp_path / "words").read_text())
+    assert words[:4] == ["audit", "--github", "--junit", "ecrl-audit.xml"] and words[4:7] == ["failure=kill", "failure.steps=[3]", "run_dir=out"]
+    assert words[7:] == ["--", "python", "train.py", "$(touch hacked)", "--out", "{dir}"] and not (tmp_path / "hacked").exists()

@@ -29,6 +29,7 @@ from ecrl_cli.config.omegaconf_bridge import plain
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
 
+ROOT = Path(__file__).parents[2]
 SUITES = groups([conf_dir()])["suite"]
 
 
@@ -266,7 +267,7 @@ def _install(site: Path, value: str) -> None:
 def test_the_yaml_of_an_installed_package_joins_and_overrides_nothing(package: Path, user_conf: Path) -> None:
     """ECRL's own file stands before the user's, and the user's before the package's."""
     assert (one("+suite=lab").suite_name, one("+suite=lab").target_steps) == ("lab", 78)
-    assert [cell.config.suite_name for cell in grid("+suite=digits-cnn,lab").cells] == ["digits-cnn", "lab"]
+    assert [cell.config.suite_name for cell in grid("-m +suite=digits-cnn,lab").cells] == ["digits-cnn", "lab"]
     (cell,) = compose_grid(parse(["--config-dir", str(user_conf), "+suite=mine"])).cells
     assert cell.config.suite_name == "mine"
     assert one("+suite=mine").suite_name == "not-mine"
@@ -314,7 +315,49 @@ def test_a_suite_with_a_sweep_of_its_own_is_not_swept_over(user_conf: Path) -> N
         compose_grid(parse(["--config-dir", str(user_conf), "-m", "+suite=own_sweep,mine"]))
 
 
-HYDRA_PAGE = (Path(__file__).parents[2] / "docs" / "hydra.md").read_text(encoding="utf-8")
+def test_of_another_project_s_folder_only_the_files_that_take_part_are_checked(user_conf: Path) -> None:
+    """Its own primary configuration and its other groups may lack values and be no YAML at all."""
+    for name, text in {"config": "user: ???", "db/sql": "password: ???", "model/theirs": "name: ???", "paths/x": "\xff"}.items():
+        file = user_conf / f"{name}.yaml"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(text.encode("latin-1"))
+    here = ["--config-dir", str(user_conf)]
+    assert compose_grid(parse([*here, "+suite=mine"])).cells[0].config.target_steps == 77
+    (user_conf / "suite" / "theirs.yaml").write_text("# @package _global_\ndefaults: [mine, {override /model: theirs}]\n")
+    (user_conf / "matrix" / "theirs.yaml").write_text("# @package _global_\nhydra: {sweeper: {params: {+suite: 'mine, theirs'}}}\n")
+    for words in (["model=theirs"], ["-m", "model=vit,theirs"], ["+suite=theirs"], ["+matrix=theirs"]):
+        with pytest.raises(ConfigError, match=r"model/theirs.yaml:1: has no value \(\?\?\?\)"):
+            compose_grid(parse([*here, *words]))
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("seed=1,2", "seed: has several values without -m; to sweep over them: ecrl -m seed=1,2"),
+        ("failure=kill failure.steps=40,70", "failure.steps: takes one list; write 'failure.steps=[40,70]'"),
+        ("-m failure=kill failure.steps=40,70", "failure.steps: takes one list; write 'failure.steps=[40,70]'"),
+        ("--info all", r"--info: is a flag of Hydra that is off; `--cfg job` shows what is composed (docs/hydra.md)"),
+        ("-cn mine", "+suite=NAME (docs/hydra.md)"),
+        ("--cfg=all", "`--cfg job` shows yours"),
+        ("hydra/sweeper=optuna", "list the values with commas and -m: ecrl -m seed=1,2 (docs/hydra.md)"),
+        ("hydra.sweeper.n_trials=9", "list the values with commas and -m"),
+        ("experiment=mine", "an experiment is a suite: +suite=NAME"),
+        ("+trainer.x=1", "is judged by `ecrl audit -- COMMAND` (docs/audit.md)"),
+        ("trainer.max_epochs=1", "did you mean target_steps?"),
+    ],
+)
+def test_the_habits_of_a_hydra_user_are_answered_with_what_there_is(typed: str, says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        grid(typed)
+    assert says in refused.value.line() and all((ROOT / page).exists() for page in re.findall(r"docs/[\w.]+md", refused.value.line()))
+
+
+def test_a_sweep_over_lists_is_a_sweep() -> None:
+    cells = grid("-m dataset=digits failure=kill failure.steps=[40],[70] target_steps=100 checkpoint.every=10").cells
+    assert [cell.config.failure.steps for cell in cells] == [(40,), (70,)]
+
+
+HYDRA_PAGE = (ROOT / "docs" / "hydra.md").read_text(encoding="utf-8")
 OFF = re.findall(r"^\| `([^`]+)` \| [^|]{3,} \| [^|]{3,} \|$", HYDRA_PAGE, re.MULTILINE)
 
 

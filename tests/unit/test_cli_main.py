@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import shlex
 import shutil
 import signal
@@ -18,13 +19,16 @@ from typing import IO
 
 import pytest
 
+import ecrl_cli
 from ecrl_cli import __version__
 from ecrl_cli.cli import report, verify
+from ecrl_cli.cli.explain import sections
 from ecrl_cli.cli.help_text import VERBS
 from ecrl_cli.cli.main import main
 from ecrl_cli.errors import DEFECT, EvidenceMissing, RecordError
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.model.run_record import Judging
+from ecrl_cli.runs import run_dir
 
 
 @pytest.mark.parametrize("verb", ["train", "verify", "report"])
@@ -57,6 +61,61 @@ def test_what_takes_long_hears_ctrl_c_where_it_was_ignored_and_only_that() -> No
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"ecrl {__version__}\n"
+
+
+def test_each_error_has_a_page_that_explain_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    source = "".join(path.read_text(encoding="utf-8") for path in sorted(Path(ecrl_cli.__file__).parent.rglob("*.py")))
+    codes = {
+        *re.findall(r'^    code = "([\w-]+)"$', source, re.MULTILINE),
+        *re.findall(r'\bcode="([\w-]+)"', source),
+        *re.findall(r"\bE-([\w-]+) \{", source),
+    }
+    assert {f"E-{code}" for code in codes - {"error"}} == {*sections()} and "config" in codes
+    for words in (["--explain", "E-config"], ["--explain", "config"], ["--explain=E-config"]):
+        assert main(words) == 0
+        text = capsys.readouterr().out
+        assert text.startswith("E-config\n") and "ecrl train --cfg job" in text and "E-run-dir\n" not in text
+    assert main(["--explain", "E-confg"]) == 2 and "did you mean E-config?" in capsys.readouterr().err
+    assert main(["--explain"]) == 2
+
+
+def test_an_error_at_a_terminal_names_its_page_and_elsewhere_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "sed=1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["train", "sed=1"]) == 2
+    assert capsys.readouterr().err.endswith("\n  ecrl --explain E-config says more\n")
+
+
+def test_audit_alone_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit"]) == 2
+    assert "type `ecrl audit -- torchrun train.py --out {dir}`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "checkpoint=none"],
+        ["train"],
+        ["-m", "checkpoint=none", "seed=1,2"],
+        ["study", "study=compat"],
+        ["audit", "--", sys.executable, "{dir}"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_disk_that_is_full_at_the_start_is_named_with_what_is_free_and_needed(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = os.statvfs(tmp_path)
+    full = os.statvfs_result([*here[:3], 0, 0, *here[5:]])
+    monkeypatch.setattr(run_dir.os, "statvfs", lambda path: full)
+    own = ["run_dir=here", *(["dataset=digits", "model=small_cnn"] if words[0] in ("train", "-m") else [])]
+    monkeypatch.chdir(tmp_path)
+    cut = words.index("--") if "--" in words else len(words)
+    assert main([*words[:cut], *own, *words[cut:]]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "E-" in line]
+    assert "E-run-dir run_dir: needs " in line and f" free on {tmp_path}; free space" in line and "run_dir=DIR" in line
+    assert not list(tmp_path.iterdir())
 
 
 @cache

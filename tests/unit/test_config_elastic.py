@@ -169,5 +169,5 @@ def test_the_ranks_share_a_window_without_gap_or_overlap(replicas: int, each: in
 
 def test_the_note_is_printed_once_for_all_arms() -> None:
     told: list[str] = []
-    compose_grid(parse(["world_size=7", "global_batch=48", "elastic.on_indivisible=lower", "variant=ref,blk,ovl"]), told.append)
+    compose_grid(parse(["-m", "world_size=7", "global_batch=48", "elastic.on_indivisible=lower", "variant=ref,blk,ovl"]), told.append)
     assert told == ["world_size: 6 ranks instead of 7, which do not divide global_batch 48"]

@@ -1,4 +1,4 @@
-"""The notebook in examples/ runs from its first cell to its last, over a sweep and its report, and shows what the records say."""
+"""The notebook in examples/ runs from its first cell to its last, over a sweep without a report, and shows what the records say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import matplotlib
 import matplotlib.pyplot as plt
 import pytest
 
-from ecrl_cli.report.build import report
 from tests.unit.report_runs import arms, make_sweep
 
 NOTEBOOK = json.loads((Path(__file__).parents[2] / "examples" / "sweep.ipynb").read_text(encoding="utf-8"))
@@ -22,10 +21,8 @@ def test_it_is_a_notebook_of_ten_cells_without_results() -> None:
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code")
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_its_cells_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = make_sweep(tmp_path / "sweep", [plan for seed in (1, 2) for plan in arms(seed=seed)])
-    report([sweep])
     monkeypatch.setenv("ECRL_SWEEP", str(sweep))
     matplotlib.use("Agg")
     names: dict[str, Any] = {}
@@ -36,5 +33,5 @@ def test_its_cells_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plt.close("all")
     assert len(names["runs"]) == 8 and names["verdicts"].loc["blk", "valid"] == 2
     assert set(names["restarts"]["arm"]) == {"blk", "ovl"} and set(names["checkpoints"]["arm"]) == {"ref", "blk", "ovl"}
-    assert names["curves"].groupby("run")["step"].max().eq(60).all() and names["again"].max() == 1
-    assert ((names["comparisons"]["arm"] == "ovl") & (names["comparisons"]["base"] == "blk")).any()
+    assert names["curves"].groupby("run")["global_step"].max().eq(60).all() and names["again"].max() == 1
+    assert ((names["effects"]["arm"] == "ovl") & (names["effects"]["base"] == "blk")).any()

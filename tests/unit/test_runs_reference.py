@@ -95,6 +95,7 @@ class Recorded:
 
     def __init__(self, scratch: Path) -> None:
         self.scratch, self.folders, self.fails = scratch, list[str](), RunResult(0, "completed", "")
+        self.stops: dict[int, int] = {}  # of the run itself, by attempt
 
     def __call__(self, planned: RunPlan, context: RunContext) -> RunResult:
         config, run_dir = planned.config, planned.layout.root
@@ -103,7 +104,8 @@ class Recorded:
         self.folders.append(run_dir.parent.name if run_dir.parent.name == REFERENCES else config.variant.name)
         if self.fails.exit_code and run_dir.parent.name == REFERENCES:
             return self.fails
-        made = RunBuilder(self.scratch / f"{len(self.folders)}", config, now=1000.0 * len(self.folders)).build()
+        stops = {} if run_dir.parent.name == REFERENCES else self.stops
+        made = RunBuilder(self.scratch / f"{len(self.folders)}", config, now=1000.0 * len(self.folders), stops=stops).build()
         shutil.copytree(made.root, run_dir, dirs_exist_ok=True)
         return RunResult(0, "completed", "target reached")
 
@@ -135,6 +137,18 @@ def test_a_struck_run_gets_its_reference_and_the_next_one_finds_it(recorded: Rec
     assert verdicts(capsys.readouterr().out) == {"blk": "valid", "ovl": "valid"}
     (reference,) = (tmp_path / "here" / REFERENCES).iterdir()
     assert uninterrupted(load(RunLayout(reference))) and not {"blk", "ovl"} ^ {found.name for found in run_inputs([tmp_path / "here"])}
+
+
+def test_an_undisturbed_run_that_was_stopped_and_resumed_gets_its_reference(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was to need none; resumed from a checkpoint, it rests on the code that a reference is to check."""
+    recorded.stops = {0: 9}
+    assert main(["train", *SHAPE, "run_dir=calm/stopped", "reference=none"]) == 0
+    assert main(["train", *SHAPE, "run_dir=here/stopped"]) == 0
+    assert recorded.folders == ["custom", "custom", REFERENCES]
+    assert "reference: an undisturbed run to compare stopped with" in capsys.readouterr().err
+    assert main(["verify", "here/stopped"]) == 0 and main(["verify", "calm/stopped"]) == 3
+    recorded.stops = {}
+    assert main(["train", *SHAPE, "run_dir=calm/through"]) == 0 and recorded.folders[3:] == ["custom"]
 
 
 def test_it_can_be_left_out_and_verify_trains_it_on_request(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:

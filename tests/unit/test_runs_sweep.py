@@ -12,9 +12,10 @@ from unittest import mock
 import pytest
 from rich.console import Console
 
-from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.errors import RunHeld
 from ecrl_cli.records.layout import RunLayout, SweepLayout
+from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.runs.environment import disagreements, environment
 from ecrl_cli.runs.run import RunResult
 from ecrl_cli.runs.run_plan import RunPlan, plan_run
@@ -96,6 +97,24 @@ def begun(folder: Path, **changed: object) -> RunLayout:
 def test_runs_of_this_code_and_machine_agree_whatever_document_was_committed_since(tmp_path: Path) -> None:
     layouts = {"same": begun(tmp_path / "same", git_revision="another"), "new": RunLayout(tmp_path / "new")}
     assert disagreements(layouts) == {}
+
+
+@pytest.mark.parametrize(("strategy", "stands"), [("blocking", True), ("torchsnapshot", False)])
+def test_a_package_that_takes_no_part_in_a_run_does_not_keep_it_from_being_taken_up(tmp_path: Path, strategy: str, stands: bool) -> None:
+    """An extra was installed, a library for figures updated, since the run began."""
+    packages = environment(tmp_path)["packages"] | {"torchsnapshot": "0.0.1", "scipy": "1.0"}
+    layout = begun(tmp_path / "run", packages=packages)
+    write_run_config(layout, RunConfig(checkpoint=CheckpointConfig(strategy)))
+    assert ("torchsnapshot" not in disagreements({"run": layout}).get("run", "")) == stands
+    assert "scipy" not in disagreements({"run": layout}).get("run", "")
+
+
+def test_a_finished_sweep_says_that_nothing_is_left(tmp_path: Path) -> None:
+    runs = {name: plan_run(RunConfig(seed=seed), tmp_path / name) for seed, name in enumerate(("a", "b"))}
+    lines: list[str] = []
+    do = SweepPlan(runs, frozenset(runs))
+    found = sweep(SweepLayout(tmp_path), do, lambda name: pytest.fail(name), SweepProgress(do, lines.append))
+    assert lines == ["sweep: 2 of 2 done, 0 failed"] and [result.status for result in found.values()] == ["completed_prev"] * 2
 
 
 def test_a_run_begun_under_other_kernels_is_another_machine_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,7 +264,7 @@ def test_every_study_of_the_registry_is_listed_and_is_one_of_all(capsys: pytest.
     assert all(len(line.split()) > 1 for line in listed.splitlines() if line), "a study's YAML begins with a comment that says what it does"
     assert main(["study", "study=all", "seed=3", "--cfg", "job", "--json"]) == 0
     assert [(each["study"]["name"], each["seed"]) for each in json.loads(capsys.readouterr().out)] == [(name, 3) for name in registry.names()]
-    assert main(["study", "study=all,corruption"]) == 2
+    assert main(["study", "-m", "study=all,corruption"]) == 2
 
 
 def test_a_study_that_cannot_run_does_not_keep_the_others_from_it(
@@ -278,7 +278,7 @@ def test_a_study_that_cannot_run_does_not_keep_the_others_from_it(
         return [Trial("toy/0")]
 
     monkeypatch.setattr(toy, "plan", refuse)
-    assert main(["study", "study=compat,hangs", "run_dir=both"]) == 2
+    assert main(["study", "-m", "study=compat,hangs", "run_dir=both"]) == 2
     said = capsys.readouterr().err
     assert "compat: error: E-config study: needs what is not here" in said and "hangs: 1 trial" in said
     assert sorted(path.name[:5] for path in (tmp_path / "both").iterdir() if (path / "result.json").exists()) == ["hangs"]

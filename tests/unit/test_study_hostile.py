@@ -13,7 +13,7 @@ import pytest
 
 from ecrl_cli.checkpoint.format.canonical_json import parse
 from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
-from ecrl_cli.config.conf_paths import user_folders
+from ecrl_cli.config.conf_paths import check_files
 from ecrl_cli.config.studies import Hostile
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import ConfigError, RecordError, StorageError
@@ -172,9 +172,10 @@ def test_a_claim_that_is_named_in_other_digits_is_none(tmp_path: Path) -> None:
 
 def test_aliases_of_aliases_are_refused_before_they_are_read(tmp_path: Path) -> None:
     lines = [f"{b}: &{b} [*{a}, *{a}]" for a, b in zip("abcdefghijk", "bcdefghijkl", strict=True)]
-    (tmp_path / "evil.yaml").write_text("a: &a [x]\n" + "\n".join(lines))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "evil.yaml").write_text("a: &a [x]\n" + "\n".join(lines))
     with pytest.raises(ConfigError, match="22 aliases"):
-        user_folders([str(tmp_path)])
+        check_files([tmp_path], ["model/evil"])
 
 
 def test_text_that_only_looks_deep_is_read() -> None:

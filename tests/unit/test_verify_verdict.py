@@ -43,10 +43,10 @@ def test_the_headline_counts_what_was_kept_and_what_was_not_checked(statuses: tu
 def test_evidence_is_shown_of_each_promise_kept_or_not() -> None:
     findings = [Finding("input", status, f"{status} it is", (f"{status} because",)) for status in (VALID, NOT_CHECKED, UNKNOWN, INVALID)]
     assert [line.strip() for line in render(Verdict("blk", "", "", tuple(findings))).splitlines()[2::2]] == [
+        "invalid because",
+        "unknown because",
         "valid because",
         "not checked because",
-        "unknown because",
-        "invalid because",
     ]
 
 
@@ -76,7 +76,7 @@ def test_a_check_that_crashes_is_unknown(error: Exception) -> None:
 
     case = SimpleNamespace(run=SimpleNamespace(stored=SimpleNamespace(config=RunConfig())))
     finding = guarded("promise", crash, cast(Case, case))
-    assert finding.status == UNKNOWN and finding.message.startswith("Cannot tell: promise - the check failed (")
+    assert finding.status == UNKNOWN and finding.message.startswith("promise - the check failed (")
     assert "out of range" in finding.message
 
 
@@ -93,7 +93,7 @@ def test_a_check_that_crashes_over_a_configuration_that_is_none_says_so(config: 
 
     finding = guarded("promise", crash, cast(Case, SimpleNamespace(run=SimpleNamespace(stored=SimpleNamespace(config=config)))))
     assert finding.status == UNKNOWN
-    assert finding.message.startswith(f"Cannot tell: promise - config.json is none that ECRL runs here: {fact}"), finding.message
+    assert finding.message.startswith(f"promise - config.json is none that ECRL runs here: {fact}"), finding.message
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 runs"), (1, "1 run"), (2000, "2000 runs")])

@@ -27,6 +27,7 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.config.estimates import human_seconds
 from ecrl_cli.errors import ConfigError, EvidenceMissing, RecordError, plural
 from ecrl_cli.records.journal import read_json
+from ecrl_cli.runs.run_dir import check_space
 from ecrl_cli.storage.files import write_json, write_whole
 from ecrl_cli.storage.safe_read import refuse_links
 
@@ -86,6 +87,7 @@ def check_command(config: AuditConfig, words: tuple[str, ...]) -> None:
 
 
 def _check_folder(folder: Path) -> None:
+    check_space(folder)
     strange = [child.name for child in folder.iterdir()] if folder.is_dir() else []
     if strange and "audit.json" not in strange and "recorder" not in strange:
         raise ConfigError("run_dir", f"{folder} holds other things ({strange[0]})", "name a new folder")

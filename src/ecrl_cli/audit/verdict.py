@@ -181,9 +181,11 @@ def render(verdict: AuditVerdict, name: str) -> str:
     """Text for the terminal: the diagnosis, then promises that were not kept with their evidence, then the rest, one line each."""
     lines = [f"{name}: {verdict.status}: {verdict.diagnosis}"]
     rank = {BROKEN: 0, UNKNOWN: 1, NOT_CHECKED: 2, KEPT: 3}
-    for finding in sorted(verdict.findings, key=lambda finding: rank[finding.status]):
+    unseen = [f"  not seen    {trouble}" for trouble in verdict.troubles[:8]]
+    lines += unseen if verdict.status == "unknown" else []  # then they decided
+    for finding in sorted(verdict.findings, key=lambda finding: (finding.message != verdict.diagnosis, rank[finding.status])):
         where = f" [{finding.arm}]" if finding.arm else ""
         lines.append(f"  {finding.status:<12}{finding.promise}{where}: {finding.message}")
         if finding.status != KEPT:
             lines += [f"              {text}" for text in finding.evidence]
-    return "\n".join([*lines, *(f"  not seen    {trouble}" for trouble in verdict.troubles[:8])])
+    return "\n".join([*lines, *([] if verdict.status == "unknown" else unseen)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,6 +15,7 @@ from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
 from ecrl_cli.cli.console import Parser
+from ecrl_cli.cli.hydra_habits import refuse_flags, way_out
 from ecrl_cli.cli.launcher_settings import PREFIX, JobLauncher, is_engine, split
 from ecrl_cli.config.codec import flat, hints_of
 from ecrl_cli.config.conf_paths import conf_dir, groups, installed_dirs, user_folders
@@ -25,13 +26,6 @@ from ecrl_cli.errors import ConfigError, shown
 
 # Config groups that train.yaml does not list: they are added with `+`.
 _JOINING = ("suite", "matrix")
-_OURS = {
-    "hydra.run.dir": "use run_dir=DIR",
-    "hydra.sweep.dir": "use run_dir=DIR",
-    "hydra.sweep.subdir": "runs are named by their content",
-    "hydra.launcher": "use supervision.launcher=torchrun or zygote",
-    "hydra.mode": "use -m to sweep",
-}
 
 
 @dataclass(frozen=True)
@@ -60,6 +54,7 @@ class Arguments:
 
 def parse(argv: Sequence[str], verb: str = "train") -> Arguments:
     """The arguments of `ecrl train` or `ecrl study`; ConfigError if they cannot be parsed. Keys and options are checked by `check_overrides`."""
+    refuse_flags(argv)
     parser = Parser(prog=f"ecrl {verb}", add_help=False, allow_abbrev=False)
     parser.add_argument("--multirun", "-m", action="store_true")
     parser.add_argument("--config-dir", "-cd")
@@ -122,7 +117,7 @@ def _refuse_unmeant(override: Override) -> None:
     if override.package is not None:
         raise ConfigError(key, f"packages (@{override.package}) are not accepted", f"write {key}=VALUE")
     if override.is_hydra_override() and key != "hydra.searchpath" and not is_engine(key):
-        raise ConfigError(key, "is set by ECRL", _OURS.get(key, "leave it out"))
+        raise ConfigError(key, "is set by ECRL", way_out(key))
     if override.value_type == ValueType.ELEMENT and override.value() == "???":
         raise ConfigError(key, "has no value", f"give one: {key}=VALUE")
     if override.is_sweep_override() and not override.is_discrete_sweep():
@@ -154,6 +149,16 @@ def check_overrides(overrides: Iterable[Override], groups: dict[str, list[str]],
             _check_group(override, groups[key], key in listed)
         elif key in _JOINING or not is_known(key):
             raise unknown_key(key, groups)
+
+
+def files_named(overrides: Iterable[Override], groups: dict[str, list[str]]) -> Iterator[str]:
+    """The files that `overrides` choose, as "group/option"."""
+    for override in overrides:
+        group = override.key_or_group
+        globbed = override.value_type == ValueType.GLOB_CHOICE_SWEEP
+        for option in groups.get(group, ()) if globbed else values(override):
+            if group in groups:
+                yield f"{group}/{option}"
 
 
 def _check_group(override: Override, options: list[str], listed: bool) -> None:

@@ -8,8 +8,9 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ecrl_cli.audit.records import Arm
 from ecrl_cli.audit.verdict import EXIT_CODES, AuditVerdict, render
-from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report, tell
+from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, Suite, check_report, tell
 from ecrl_cli.cli.console import Parser, out, restrict, say
 from ecrl_cli.errors import ConfigError, shown
 
@@ -20,6 +21,9 @@ _TEXTS = ("audit.resume", "audit.elastic", "run_dir")
 def audit(argv: Sequence[str], *, say: Callable[[str], None] = say) -> int:
     """Exit code: 0 every promise kept, 1 one broken, 2 bad input, 3 unknown, or not checked where it matters."""
     words = list(argv)
+    if not words:
+        way = "type `ecrl audit -- torchrun train.py --out {dir}`, or the folder of a recording: ecrl audit DIR"
+        raise ConfigError("ecrl audit", "needs the command of a job", way)
     if "--" in words:
         cut = words.index("--")
         return _run(words[:cut], tuple(words[cut + 1 :]), say)
@@ -30,6 +34,7 @@ def _run(keys: list[str], command: tuple[str, ...], say: Callable[[str], None]) 
     from ecrl_cli.audit.audit import run_audit
     from ecrl_cli.cli.arguments import parse
     from ecrl_cli.cli.compose import compose, initialized
+    from ecrl_cli.cli.hydra_habits import refuse_commas
     from ecrl_cli.config.audit import build_audit, check_key
 
     if not command:
@@ -39,6 +44,7 @@ def _run(keys: list[str], command: tuple[str, ...], say: Callable[[str], None]) 
     arguments = parse([quoted(key) for key in keys], PRIMARY)
     if arguments.show or arguments.multirun:
         raise ConfigError("ecrl audit", "takes neither --cfg nor -m", "conf/audit.yaml holds every key and its default")
+    refuse_commas(arguments.overrides, "ecrl audit", multirun=True)  # one audit is one command: Hydra refuses what is no list
     for override in arguments.overrides:
         if override.key_or_group != "failure":  # the one group
             check_key(override.key_or_group)  # Hydra's own refusal does not say what is near
@@ -100,7 +106,7 @@ def _answer(verdict: AuditVerdict, folder: Path, flags: Namespace) -> None:
         sys.stdout.write(json.dumps(verdict.to_json(), indent=2) + "\n")
     else:
         out(render(verdict, folder.name))
-    tell(folder.name, cases(verdict), flags.junit, annotate=flags.github)
+    tell(suite_of(verdict, folder), cases(verdict), flags.junit, annotate=flags.github)
 
 
 def _compare_states(paths: list[Path]) -> int:
@@ -115,15 +121,32 @@ def _compare_states(paths: list[Path]) -> int:
     return 0 if equal else 1
 
 
+def suite_of(verdict: AuditVerdict, folder: Path) -> Suite:
+    """The verdict on the job, the seconds that all its arms took, and what it was."""
+    from ecrl_cli.audit.audit import asked_of
+
+    command = " ".join(map(str, asked_of(folder).get("command") or ()))
+    seconds = sum(_seconds(judged.arm) for judged in (*verdict.references, *verdict.arms))
+    more = {"command": command, "page": str(folder / "report" / "index.html")}
+    return Suite(folder.name, verdict.status, verdict.diagnosis, seconds, more)
+
+
+def _seconds(arm: Arm) -> float:
+    return sum(launch.seconds for launch in arm.launches)
+
+
 def cases(verdict: AuditVerdict) -> list[Case]:
-    """A case for each promise of each arm."""
+    """A case for each promise of each arm; the first of an arm has the seconds that the arm took."""
     states = {"kept": PASSED, "broken": FAILED}
+    took = {judged.arm.name: _seconds(judged.arm) for judged in (*verdict.references, *verdict.arms)}
     return [
         Case(
             each.arm or "job",
             each.promise,
             states.get(each.status, SKIPPED),
             each.message if each.status in states else f"{each.status}: {each.message}",
+            each.evidence,
+            took.pop(each.arm, 0.0),
         )
         for each in verdict.findings
     ]

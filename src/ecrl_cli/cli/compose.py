@@ -19,10 +19,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 
-from ecrl_cli.cli.arguments import Arguments, check_overrides, read_overrides, typed
+from ecrl_cli.cli.arguments import Arguments, check_overrides, files_named, read_overrides, typed
+from ecrl_cli.cli.hydra_habits import refuse_commas
 from ecrl_cli.config.build import build
 from ecrl_cli.config.codec import encode
-from ecrl_cli.config.conf_paths import conf_dir
+from ecrl_cli.config.conf_paths import check_files, conf_dir, user_folders
 from ecrl_cli.config.omegaconf_bridge import raw
 from ecrl_cli.config.scale import SCALED_IN_A_MATRIX
 from ecrl_cli.config.schema import RunConfig
@@ -69,13 +70,14 @@ def compose_grid(arguments: Arguments, say: Callable[[str], None] = lambda line:
         texts = [override.input_line or "" for override in arguments.overrides]
         master = composer.compose(texts, RunMode.MULTIRUN)
         params = _params(master)
+        refuse_commas(arguments.overrides, "ecrl", arguments.multirun or bool(params))
         composer.check(read_overrides([f"{key}={value}" for key, value in params.items()]))
         own = frozenset(o.key_or_group for o in arguments.overrides)
         jobs = expand([*(f"{key}={value}" for key, value in params.items()), *texts])  # matrix first, so that what was typed overrides it
         if len(jobs) >= _WORTH_SAYING:
             say(f"composing {plural(len(jobs), 'run')}")
         notes: dict[str, None] = {}  # deduplicated: the arms of a sweep share most notes
-        swept = arguments.multirun or bool(params) or any(o.is_sweep_override() for o in arguments.overrides)
+        swept = arguments.multirun or bool(params)
         cells = []
         for job in jobs:
             composed = composer.compose(job) if swept else master
@@ -95,11 +97,13 @@ class _Composer:
         self._settings = _settings(bare)
         self._common = [*search_override(arguments.search), *launcher]
         self._groups = arguments.groups
+        self._folders = user_folders(arguments.search)
         self._listed = frozenset(str(name) for name in bare["runtime"]["choices"] if not str(name).startswith("hydra/"))  # in train.yaml
 
     def check(self, overrides: Sequence[Override]) -> None:
-        """ConfigError for the first key or option that does not exist."""
+        """ConfigError for the first key or option that does not exist, or whose file cannot be used."""
         check_overrides(overrides, self._groups, self._listed)
+        check_files(self._folders, files_named(overrides, self._groups))
 
     def cell(self, composed: Any, overrides: list[str], params: dict[str, str], own: frozenset[str], notes: dict[str, None]) -> ComposedRun:
         """One run; ConfigError where a file brings a sweep beyond `params`, which would not be expanded. `own`: the keys that the user typed, without

@@ -21,6 +21,7 @@ ecrl: when a PyTorch DDP job dies, does it come back exactly, and what does that
   ecrl doctor [DIR]              what this machine gives a run, and what follows from it
   ecrl completion SHELL          completion for bash, zsh or fish: source <(ecrl completion bash)
   ecrl --version
+  ecrl --explain E-CODE          what an error means, and the way out
 
 Examples
   ecrl train +suite=digits-cnn variant=blk

@@ -83,7 +83,18 @@ def _refuse(error: EcrlError, debug: bool) -> int:
     if debug:
         _tell("".join(traceback.format_exception(error)).rstrip())
     _tell(f"ecrl: error: {error.line()}")
+    if sys.stderr.isatty():  # for people; what reads the one line elsewhere gets that line alone
+        _tell(f"  ecrl --explain E-{error.code} says more")
     return error.exit_code
+
+
+def _explain(codes: list[str]) -> int:
+    from ecrl_cli.cli.explain import explain
+
+    if len(codes) != 1:
+        raise ConfigError("--explain", "takes the code of one error", "write `ecrl --explain E-config`")
+    sys.stdout.write(explain(codes[0]))
+    return 0
 
 
 def _dispatch(words: list[str], debug: bool) -> int:
@@ -93,6 +104,8 @@ def _dispatch(words: list[str], debug: bool) -> int:
     if words[0] == "--version":
         sys.stdout.write(f"ecrl {__version__}\n")
         return 0
+    if words[0].partition("=")[0] == "--explain":
+        return _explain([*words[0].split("=", 1)[1:], *words[1:]])
     verb, rest = (words[0], words[1:]) if words[0] in VERBS else ("train", words)
     if words[0] not in VERBS and words[0].isidentifier():
         raise ConfigError(shown(words[0]), "is neither a verb nor key=value", did_you_mean(words[0], VERBS) or f"verbs: {', '.join(VERBS)}")

@@ -16,11 +16,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report, tell
+from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, Suite, check_report, tell
 from ecrl_cli.cli.console import Parser, out, restrict, say
 from ecrl_cli.cli.targets import checked
 from ecrl_cli.cli.verify import judge, side_by_side
 from ecrl_cli.errors import ConfigError
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.report.build import report as build_report
 from ecrl_cli.report.formats import plural, printable
 from ecrl_cli.report.history import history_folder, history_report
@@ -30,7 +31,7 @@ from ecrl_cli.verify.reference import References
 
 def report(argv: Sequence[str]) -> int:
     """Writes the report beside its inputs (or to --out) and prints the page's path. Exit code 1: a gate failed; 3: a verdict or result is missing."""
-    flags = parser().parse_args(list(argv))
+    began, flags = monotonic(), parser().parse_args(list(argv))
     restrict(private=False)
     check_report(flags.junit)
     other = checked(flags.against) if flags.against else None
@@ -48,7 +49,9 @@ def report(argv: Sequence[str]) -> int:
     document = json.loads(written.read_text(encoding="utf-8")) if flags.junit or flags.github or flags.json else {}
     if flags.junit or flags.github:
         cases = history_cases(document) if flags.history else gate_cases(document)
-        tell("ecrl report", cases, flags.junit, annotate=flags.github)
+        verdict = {0: "valid", 3: "unknown"}.get(made.exit_code, "invalid")
+        suite = Suite("ecrl report", verdict, str(document.get("headline", "")), monotonic() - began)
+        tell(suite, cases, flags.junit, annotate=flags.github)
     if flags.json:
         sys.stdout.write(json.dumps({"page": page, "exit_code": made.exit_code, "text": made.text, **document}, indent=2) + "\n")
     else:

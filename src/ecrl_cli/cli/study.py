@@ -12,10 +12,12 @@ from pathlib import Path
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 
-from ecrl_cli.cli.arguments import Arguments, parse, read_overrides, values
+from ecrl_cli.cli.arguments import Arguments, files_named, parse, read_overrides, values
 from ecrl_cli.cli.compose import compose, expand, initialized, quote, search_override
 from ecrl_cli.cli.console import restrict, say
+from ecrl_cli.cli.hydra_habits import refuse_commas
 from ecrl_cli.config.codec import encode
+from ecrl_cli.config.conf_paths import check_files, user_folders
 from ecrl_cli.config.machine import check_torch
 from ecrl_cli.config.omegaconf_bridge import yaml_text
 from ecrl_cli.config.registry import did_you_mean
@@ -33,6 +35,7 @@ _WORST_FIRST = (*STOPPED, 1, 5, 2, 3, 0)
 def study(argv: Sequence[str], *, say: Callable[[str], None] = say) -> int:
     """The exit code of the studies that `argv` asks for. Raises EcrlError for bad input, with nothing written."""
     arguments = parse(argv, "study")
+    refuse_commas(arguments.overrides, "ecrl study", arguments.multirun)
     configs = _configs(arguments)
     if arguments.show:
         as_json = json.dumps([encode(config) for config in configs], indent=2) + "\n" if arguments.json else ""
@@ -83,6 +86,7 @@ def _configs(arguments: Arguments) -> list[StudyConfig]:
     written = arguments.groups.get("study", [])
     known = [*written, *(name for name in names() if name not in written)]  # a study of an installed package needs no YAML
     overrides = _with_all_named(arguments.overrides)
+    check_files(user_folders(arguments.search), files_named(overrides, arguments.groups))
     _register(_check(overrides, known), written)
     with initialized(PRIMARY):
         jobs = [_sized(job) for job in expand([override.input_line or "" for override in overrides])]

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ecrl_cli.checkpoint.format.names import STEP_METADATA
 from ecrl_cli.checkpoint.repair.repair import check_folder
 from ecrl_cli.checkpoint.repair.scrub import ScrubConfig
-from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, check_report
+from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, Suite, check_report
 from ecrl_cli.cli.ci import tell as tell_ci
 from ecrl_cli.cli.console import Parser, out, restrict, say
 from ecrl_cli.cli.manifest import verify_manifests
@@ -26,6 +26,7 @@ from ecrl_cli.cli.targets import Checkpoints, checked, checkpoints_of, sorted_ou
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.machine import check_torch
 from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RunDirectoryError, first_line, visible
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.parallel import parallel_map
 from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.records.layout import RunLayout
@@ -48,7 +49,7 @@ def verify(argv: Sequence[str]) -> int:
     """0 if everything is valid; else the worst: 4 a folder has checkpoints and none is valid, 1 a run or a checkpoint is invalid, 2 a run's records
     cannot be read, 3 evidence is missing for one; 5 where a folder could not be read or a repaired copy not be written.
     """
-    flags = parser().parse_args(list(argv))
+    began, flags = monotonic(), parser().parse_args(list(argv))
     restrict(private=False)
     if flags.manifest:
         _refuse_beside_manifest(flags)
@@ -73,7 +74,7 @@ def verify(argv: Sequence[str]) -> int:
         config = ScrubConfig(flags.sample, flags.deep, integrity_config(folder.folder.resolve(), flags.max_bytes))
         answers[folder.label] = scrubbed(folder, config, flags.repair)
     cases = [case for name, answer in answers.items() for case in _cases(name, answer.document)]
-    tell_ci("ecrl verify", cases, flags.junit, annotate=flags.github)
+    tell_ci(Suite("ecrl verify", _together(answers.values()), seconds=monotonic() - began), cases, flags.junit, annotate=flags.github)
     if flags.json:
         sys.stdout.write(json.dumps({name: answer.document for name, answer in answers.items()}, indent=2) + "\n")
     for answer in answers.values():
@@ -119,7 +120,18 @@ def _cases(name: str, document: dict[str, Any]) -> list[Case]:
         state = states.get(document["status"], SKIPPED)
         return [Case(run, "verify", state, document.get("error", "") or str(document["status"]))]
     found = [(each["promise"], each["status"], each["message"]) for each in document["findings"]]
-    return [Case(run, promise, states.get(status, SKIPPED), text if status in states else f"{status}: {text}") for promise, status, text in found]
+    evidence = [tuple(map(str, each.get("evidence") or ())) for each in document["findings"]]
+    return [
+        Case(run, promise, states.get(status, SKIPPED), text if status in states else f"{status}: {text}", why)
+        for (promise, status, text), why in zip(found, evidence, strict=True)
+    ]
+
+
+def _together(answers: Iterable[VerifyOutput]) -> str:
+    """The verdict on everything that was named: the worst, as the exit code has it."""
+    codes = {answer.exit_code for answer in answers}
+    worst = next(code for code in _WORST_FIRST if code in codes)
+    return {0: "valid", 1: "invalid", 4: "invalid", 3: "unknown"}.get(worst, "not judged")
 
 
 def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:

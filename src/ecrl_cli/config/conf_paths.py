@@ -5,7 +5,7 @@ packages, and the user's, which are checked before Hydra reads them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,14 +43,52 @@ def _folder_of(point: EntryPoint) -> Path:
 
 
 def user_folders(search: Sequence[str]) -> list[Path]:
-    """The folders among `search`; ConfigError for one that does not exist or holds unreadable files."""
+    """The folders among `search`; ConfigError for one that does not exist."""
     folders = [Path(path.removeprefix("file://")).expanduser() for path in search if not path.startswith("pkg://")]
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError("--config-dir", f"{folder} is not a folder", "name one that holds your YAML files")
-        for file in [*folder.glob("*.y*ml"), *folder.glob("*/*.y*ml"), *folder.glob("*/*/*.y*ml")]:
-            _check_file(file)
     return folders
+
+
+def check_files(folders: Sequence[Path], names: Iterable[str]) -> None:
+    """ConfigError for a file that takes part and cannot be used: those called `names` ("suite/mine"), and those that these name in turn.
+
+    Others may be what they like: the folder may be that of another project.
+    """
+    due, checked = list(names), set[Path]()
+    while due:
+        name = due.pop()
+        for file in (folder / f"{name}{suffix}" for folder in folders for suffix in (".yaml", ".yml")):
+            if (file.exists() or file.is_symlink()) and file not in checked:
+                checked.add(file)
+                _check_file(file)
+                due += _named_in(file, name.rpartition("/")[0])
+
+
+def _named_in(file: Path, group: str) -> Iterator[str]:
+    """The files that `file`, of `group`, has composed: its defaults, and what a sweep of its own chooses."""
+    import yaml  # not needed where nobody has files of their own
+
+    try:
+        content = yaml.safe_load(file.read_bytes())
+    except yaml.YAMLError:  # Hydra says so, with line and column
+        return
+    if not isinstance(content, dict):
+        return
+    for entry in content.get("defaults") or ():
+        pairs = entry.items() if isinstance(entry, dict) else [("", entry)]
+        for key, options in pairs:
+            inner = str(key).rpartition(" ")[2].partition("@")[0]  # without `override` and `optional`
+            folder = inner[1:] if inner.startswith("/") else "/".join(filter(None, (group, inner)))
+            for option in options if isinstance(options, list) else [options]:
+                named = str(option).partition("@")[0]
+                yield named[1:] if named.startswith("/") else "/".join(filter(None, (folder, named)))
+    engine = content.get("hydra")
+    sweeper = engine.get("sweeper") if isinstance(engine, dict) else None
+    params = sweeper.get("params") if isinstance(sweeper, dict) else None
+    for key, options in params.items() if isinstance(params, dict) else ():
+        yield from (f"{str(key).lstrip('+')}/{option.strip()}" for option in str(options).split(","))
 
 
 def _check_file(file: Path) -> None:

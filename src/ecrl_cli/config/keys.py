@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, get_origin
 
 from ecrl_cli.config.codec import hints_of
 from ecrl_cli.config.registry import did_you_mean
@@ -33,6 +33,19 @@ def _leaves(kind: Any, prefix: str) -> Iterable[str]:
             yield prefix + field.name
 
 
+@cache
+def list_keys() -> tuple[str, ...]:
+    """The keys of a run that hold a list, dotted."""
+    return tuple(key for key in leaves() if get_origin(_hint_of(key)) is tuple)
+
+
+def _hint_of(key: str) -> Any:
+    kind: Any = RunConfig
+    for part in key.split("."):
+        kind = hints_of(kind)[part]
+    return kind
+
+
 def sections() -> tuple[str, ...]:
     """The keys that hold other keys: `dataset`, `model`, ..."""
     return tuple(dict.fromkeys(key.split(".")[0] for key in leaves() if "." in key))
@@ -48,7 +61,8 @@ def unknown_key(key: str, more: Iterable[str] = ()) -> ConfigError:
     head = key.partition(".")[0]
     known = [*leaves(), *sections(), *more]
     misspelt = head if head not in known else key
-    remedy = _RETIRED.get(head) or (PACKAGED if head in ("suite", "matrix") else "") or _suggestion(key, known) or did_you_mean(head, known)
+    remedy = _RETIRED.get(head) or (PACKAGED if head in ("suite", "matrix") else "") or _suggestion(key, known)
+    remedy = remedy or _SECTIONS_ELSEWHERE.get(head) or did_you_mean(head, known)
     return ConfigError(key, f"unknown key {shown(misspelt)}", remedy or "`ecrl train --cfg job` shows every key")
 
 
@@ -59,6 +73,7 @@ _ELSEWHERE = {
     "batch_size": "global_batch",
     "train_batch_size": "global_batch",
     "steps": "target_steps",
+    "max_epochs": "target_steps",
     "max_steps": "target_steps",
     "epochs": "target_steps",
     "save_steps": "checkpoint.every",
@@ -72,12 +87,27 @@ _ELSEWHERE = {
     "max_restarts": "supervision.max_restarts",
 }
 
+_OWN_JOB = "a job of your own, with its own trainer and keys, is judged by `ecrl audit -- COMMAND` (docs/audit.md)"
+# The sections of projects that are composed with Hydra, or trained by Lightning.
+_SECTIONS_ELSEWHERE = {
+    "experiment": "an experiment is a suite: +suite=NAME, your own as DIR/suite/NAME.yaml with --config-dir DIR (docs/configuration.md)",
+    "hparams_search": "a search is a sweep, `ecrl -m optimizer.lr=0.1,0.01`, or a matrix: +matrix=NAME (docs/configuration.md)",
+    "trainer": f"the trainer is ECRL's: `ecrl train --cfg job` shows its keys; {_OWN_JOB}",
+    "datamodule": f"a data set is dataset=NAME, or a plugin of your own (CONTRIBUTING.md); {_OWN_JOB}",
+    "data": f"a data set is dataset=NAME, or a plugin of your own (CONTRIBUTING.md); {_OWN_JOB}",
+    "callbacks": "checkpoints are checkpoint=, evaluation is evaluate.every, and nothing else is called back (docs/hydra.md)",
+    "logger": "use tracker=tensorboard, mlflow, wandb or prometheus (docs/configuration.md)",
+    "paths": "runs lie under run_dir=DIR, data under dataset.root=DIR (docs/configuration.md)",
+}
+
 
 def _suggestion(key: str, known: list[str]) -> str:
     if elsewhere := _ELSEWHERE.get(key.rsplit(".", 1)[-1]):
         return f"did you mean {elsewhere}?"
     same_ending = [name for name in known if name.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
-    return f"did you mean {same_ending[0]}?" if len(same_ending) == 1 else did_you_mean(key, known)
+    if len(same_ending) == 1:
+        return f"did you mean {same_ending[0]}?"
+    return "" if key.partition(".")[0] in _SECTIONS_ELSEWHERE else did_you_mean(key, known)
 
 
 def reserved(key: str) -> ConfigError:

@@ -18,11 +18,13 @@ import psutil
 
 from ecrl_cli import __version__
 from ecrl_cli.config.codec import flat
+from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.errors import EcrlError, shown
 from ecrl_cli.history.load import RUNS_AT_ONCE
 from ecrl_cli.records.digests import source_sha256
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.supervision.launch.child_environment import kernel_choices
 
 PACKAGES = (
@@ -38,6 +40,10 @@ PACKAGES = (
     "torch_checkpointing",
     "torchsnapshot",
 )
+
+
+_ELSEWHERE = ("pandas", "matplotlib", "scipy")  # judge and draw; no run imports them
+_OF_STRATEGIES = ("torch_checkpointing", "torchsnapshot")  # used by the runs that save with them
 
 
 def environment(run_dir: Path) -> dict[str, Any]:
@@ -136,7 +142,18 @@ def _disagreement(layout: RunLayout, code_alone: bool) -> str:
     # The source digest decides where it is known: a git revision changes with every document, and two dirty trees share one. Swap changes no result,
     # nor do runs beside this one.
     ignored = "git_revision" if there.get("source_sha256") else "source_sha256"
-    return ", ".join(differences(there, here, (ignored, "swap_bytes", RUNS_AT_ONCE)))
+    idle = [f"packages.{name}" for name in _idle_packages(layout)]
+    return ", ".join(differences(there, here, (ignored, "swap_bytes", RUNS_AT_ONCE, *idle)))
+
+
+def _idle_packages(layout: RunLayout) -> tuple[str, ...]:
+    """The packages of environment.json that take no part in the run: installing or updating one is no change of it."""
+    try:
+        strategy = STRATEGIES.of(read_run_config(layout).config.checkpoint.strategy)
+    except EcrlError:
+        return ()
+    used = strategy.checkpointer.modules if strategy.checkpointer else ()
+    return (*_ELSEWHERE, *(name for name in _OF_STRATEGIES if name not in used))
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:

@@ -27,16 +27,30 @@ def lacking(runs: Iterable[RunPlan], known: References) -> dict[Path, tuple[RunP
     """References that finished runs lack: by the reference's folder, its plan and the records of one run that needs it."""
     found: dict[Path, tuple[RunPlan, RunRecords]] = {}
     for run in runs:
-        reference = run.reference
-        if reference is None or reference.layout.root in found:
+        if not may_need_one(run) or (run.reference and run.reference.layout.root in found):
             continue
         try:
             records = bounded(RunLayout(named(run.layout.root)))
+            reference = run.reference or _after_all(run, records)
         except (EcrlError, OSError):
             continue  # `ecrl verify` on the run itself reports what is wrong with it
+        if reference is None or reference.layout.root in found:
+            continue
         if records.final is not None and not serves_as_reference(records, known, whole=False):
             found[reference.layout.root] = (reference, records)
     return found
+
+
+def may_need_one(run: RunPlan) -> bool:
+    """Whether a reference is planned for `run`, or becomes due once it was interrupted (reference=auto)."""
+    return run.reference is not None or (run.config.reference == "auto" and recovery_of(run.config).exact)
+
+
+def _after_all(run: RunPlan, records: RunRecords) -> RunPlan | None:
+    """The reference of a run that was to be undisturbed and was not: stopped and taken up again, or struck by what nobody planned."""
+    if run.failures or run.config.continued_at or not disturbance(records):
+        return None
+    return plan_reference(run.config, run.layout.root)
 
 
 def required(folder: Path, known: References) -> tuple[RunPlan, RunRecords] | str:

@@ -32,6 +32,7 @@ _BEGUN = re.compile(r"^(\.hydra|\.lock|\.control|\.writer|environment\.json|fail
 # Paths that a run writes to in place, without replacing whole files.
 _WRITTEN = ("logs", "fired", "disk.jsonl", "scrub.jsonl", ".hydra", ".lock", "report")
 _LOGS_BYTES = 20 * 10**6
+_START_BYTES = 2 * 10**6  # records of a start without checkpoints
 
 
 def check_run_dir(run: RunPlan) -> None:
@@ -50,6 +51,8 @@ def check_run_dir(run: RunPlan) -> None:
         _check_space(disk, config, layout)
         if config.write_mode.sync_directories:
             _check_directory_sync(disk)
+    elif not layout.config.exists():
+        check_space(here)
 
 
 def claim_sweep(layout: SweepLayout) -> None:
@@ -62,6 +65,8 @@ def claim_sweep(layout: SweepLayout) -> None:
             _refuse_foreign(here)
         refuse_links(here, (".hydra",))
     _check_writable(here)
+    if not layout.manifest.exists():
+        check_space(here)
 
 
 def claim_folder(root: Path, ours: tuple[str, ...]) -> None:
@@ -70,6 +75,17 @@ def claim_folder(root: Path, ours: tuple[str, ...]) -> None:
     if here == root and (foreign := sorted(item.name for item in root.iterdir() if item.name not in ours)):
         raise RunDirectoryError("run_dir", f"{root} contains other files (first: {shown(foreign[0])})", "choose an empty directory")
     _check_writable(here)
+    check_space(here)
+
+
+def check_space(path: Path) -> None:
+    """RunDirectoryError where the disk of `path`, or of its nearest parent, has no room for the records of a start."""
+    here = _nearest(path)
+    volume = os.statvfs(here)
+    free = volume.f_bavail * volume.f_frsize
+    if free < _START_BYTES:
+        fact = f"needs at least {human_bytes(_START_BYTES)} to begin, {human_bytes(free)} free on {here}"
+        raise RunDirectoryError("run_dir", fact, "free space, or name a folder on another disk: run_dir=DIR")
 
 
 def _nearest(path: Path) -> Path:
@@ -173,7 +189,7 @@ def _check_space(path: Path, config: RunConfig, layout: RunLayout) -> None:
     free, need = volume.f_bavail * volume.f_frsize, kept * size + _LOGS_BYTES
     if need > free:
         fact = f"needs about {human_bytes(need)} ({kept} x {human_bytes(size)} and logs), {human_bytes(free)} free on {path}"
-        raise RunDirectoryError("run_dir", fact, "free space or lower checkpoint.keep")
+        raise RunDirectoryError("run_dir", fact, "free space, lower checkpoint.keep, or name a folder on another disk: run_dir=DIR")
 
 
 def _check_directory_sync(path: Path) -> None:

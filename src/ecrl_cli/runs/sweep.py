@@ -152,6 +152,8 @@ def sweep(layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult],
     layout.root.mkdir(parents=True, exist_ok=True)
     with run_lock(layout):
         record = SweepRecord(layout, do, progress)
+        if len(record.results) == len(do.runs):
+            progress.say(progress.line())
         for name in do.runs:
             if name in record.results:
                 continue

@@ -65,6 +65,6 @@ def guarded(promise: str, check: Check, case: Case) -> Finding:
     except Exception as error:
         refused = error if isinstance(error, ConfigError) else refusal(case.run.stored.config)
         if refused:
-            return Finding(promise, UNKNOWN, f"Cannot tell: {promise} - config.json is none that ECRL runs here: {refused.fact}")
+            return Finding(promise, UNKNOWN, f"{promise} - config.json is none that ECRL runs here: {refused.fact}")
         reason = error.fact if isinstance(error, EcrlError) else f"{type(error).__name__}: {error}"
-        return Finding(promise, UNKNOWN, f"Cannot tell: {promise} - the check failed ({reason})")
+        return Finding(promise, UNKNOWN, f"{promise} - the check failed ({reason})")

@@ -81,7 +81,7 @@ def _torn(case: Case, finding: Finding, other: RunRecords, difference: str) -> F
     second = same_trajectory(replace(case, reference=other, others=()))
     if finding.status == second.status == INVALID:
         return replace(finding, evidence=(*finding.evidence, text))
-    return Finding(PROMISE, UNKNOWN, f"Cannot tell: {PROMISE} - {text}", (finding.message, second.message))
+    return Finding(PROMISE, UNKNOWN, f"{PROMISE} - {text}", (finding.message, second.message))
 
 
 def _compare(case: Case, reference: RunRecords, replays: FindingBuilder, again: str) -> Finding:

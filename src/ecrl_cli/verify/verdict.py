@@ -14,6 +14,7 @@ from ecrl_cli.records.events import SCHEMA_VERSION
 VALID, UNKNOWN, INVALID = "valid", "unknown", "invalid"
 NOT_CHECKED = "not checked"  # nothing of this promise could be compared, or it is not claimed
 _WORST_LAST = (NOT_CHECKED, VALID, UNKNOWN, INVALID)
+_DECIDING = (INVALID, UNKNOWN, VALID, NOT_CHECKED)  # a verdict begins with what decided it
 _WIDTH = len(NOT_CHECKED) + 1
 SHOWN = 12  # lines of evidence per finding; the rest is only counted
 
@@ -82,10 +83,14 @@ class FindingBuilder:
             return Finding(self.promise, VALID if checked else NOT_CHECKED, kept, tuple(evidence))
         notes = sorted(self._notes, key=lambda note: -_WORST_LAST.index(note[0]))
         status, first = notes[0]
-        opening = "Broke promise" if status == INVALID else "Cannot tell"
         lines = [text for _, text in notes]
         more = (f"and {len(lines) - SHOWN} more",) if len(lines) > SHOWN else ()
-        return Finding(self.promise, status, f"{opening}: {self.promise} - {first}", (*lines[1:SHOWN], *more, *evidence))
+        return Finding(self.promise, status, f"{opening(status)}{self.promise} - {first}", (*lines[1:SHOWN], *more, *evidence))
+
+
+def opening(status: str) -> str:
+    """How the message of a promise begins that was not kept: its status says that it could not be told."""
+    return "Broke promise: " if status == INVALID else ""
 
 
 def worst(statuses: Iterable[str]) -> str:
@@ -103,11 +108,11 @@ def counted(findings: Iterable[Finding]) -> str:
 
 
 def render(verdict: Verdict) -> str:
-    """Text for the terminal: the status, then a line per promise with its evidence."""
+    """Text for the terminal: the status, then a line per promise with its evidence, those first that decided."""
     against = f" (against {visible(verdict.reference)})" if verdict.reference else ""
     running = "" if verdict.judged_to_step is None else f"; still running, judged to step {verdict.judged_to_step}"
     lines = [f"{visible(verdict.run)}: {verdict.status} ({counted(verdict.findings)}){against}{running}"]
-    for finding in verdict.findings:
+    for finding in sorted(verdict.findings, key=lambda finding: _DECIDING.index(finding.status)):
         named = finding.status in (INVALID, UNKNOWN)  # the message of these names the promise already
         lines.append(f"  {finding.status:<{_WIDTH}}{visible(finding.message if named else f'{finding.promise}: {finding.message}')}")
         lines += [f"  {'':<{_WIDTH}}{visible(text)}" for text in finding.evidence]
