@@ -25,6 +25,7 @@ from tests.e2e.chromium import CHROMIUM, address, chromium
 from tests.runs.builder import RunBuilder, config_of
 
 from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.linux.prerequisites import lacking
 
 VERIFY_GOAL_S, VERIFY_ONE_GOAL_S, REPORT_GOAL_S, LOAD_GOAL_S = 20.0, 0.6, 6.0, 2.0
 STEPS, EVERY = 1600, 50
@@ -102,7 +103,7 @@ def measure(sweep: Path, out: Path, rounds: int) -> dict[str, Any]:
         document |= {"load_seconds": _spread(load.pop("seconds")), **load}
         goals["load_seconds"] = at_most(document["load_seconds"]["median"], LOAD_GOAL_S)
     else:
-        document["load_seconds"] = "no chromium on this machine: apt-get install chromium"
+        document["load_seconds"] = lacking("chromium")
     return document | {"goals": goals}
 
 

@@ -27,7 +27,7 @@ settings.load_profile("any-machine")
 
 
 MARK = "ECRL_TEST_SESSION_"  # begins the name of a variable that each session puts into its environment
-pytest_plugins = ("tests.time_limit",)
+pytest_plugins = ("tests.time_limit", "tests.needs")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -18,9 +18,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.hiding import path_without, python_without
+
 ROOT = Path(__file__).parents[1]
 NOBODY = 65534
-SPECIAL = re.compile(r"chrom(e|ium)|google-chrome|strace|mkfs|mke2fs|fusermount|slurm|sbatch|srun")
+# What parts of ECRL and of its tests need and a machine may lack (ecrl_cli/linux/prerequisites.py), by what it is hidden with.
+PROGRAMS = {
+    "chromium": r"chrom(e|ium)|google-chrome",
+    "strace": "strace",
+    "mkfs.ext4": r"mkfs\.ext|mke2fs",
+    "mkfs.xfs": r"mkfs\.xfs",
+    "mkfs.btrfs": r"mkfs\.btrfs",
+    "fuse": "fusermount",
+    "unshare": "^unshare$",
+    "fish": "^fish$",
+    "zsh": "^zsh",
+    "rsync": "^rsync$",
+    "slurm": "slurm|sbatch|srun|munge",
+}
+LIBRARIES = {"libfuse": ("fuse3", "fuse")}
+DEVICES = {"loop devices": "/dev/loop-control", "/dev/fuse": "/dev/fuse"}
+EXTRAS = {  # by extra: the distributions that it brings
+    "rigs": ("mfusepy",),
+    "slurm": ("hydra_submitit_launcher", "submitit"),
+    "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow_skinny", "mlflow"),
+    "wandb": ("wandb",),
+    "frameworks": ("lightning", "pytorch_lightning", "accelerate", "transformers", "torchdata"),
+    "checkpointers": ("torch_checkpointing", "torchsnapshot", "aiofiles", "nest_asyncio"),
+}
+HIDEABLE = (*PROGRAMS, *LIBRARIES, *DEVICES, *EXTRAS)
 
 # Exact to the bit: what one process computes, what ranks exchange, what a run ends in.
 QUICK_BITS = (
@@ -82,6 +109,22 @@ RUNS = (
     "e2e/test_exact_recovery.py::test_torchrun_gives_the_same_bits_and_a_planned_exit_flushes_first",
     "unit/test_runs_sweep.py",
 )
+# What looks at the machine for something that it may lack, and either does without it or is skipped by name.
+LOOKING = (
+    "contract/test_studies.py",
+    "contract/test_prerequisites.py",
+    "contract/test_system_calls.py",
+    "contract/test_trackers.py",
+    "unit/test_cli_doctor.py",
+    "unit/test_cli_main.py",
+    "unit/test_study_io_errors.py",
+    "unit/test_study_power_loss_real.py",
+    "e2e/test_full_disk.py",
+    "e2e/test_report_page.py",
+    "e2e/test_audit_page.py",
+)
+# Of those, what plans a study: what is missing decides which of its arms can run.
+PLANS = "contract/test_studies.py::test_each_trial_names_its_arm_and_each_arm_that_can_run_has_trials"
 TEXTS = (
     "unit/test_report_markdown.py",
     "unit/test_report_csv_files.py",
@@ -96,6 +139,7 @@ class Environment:
     """`tests`: below tests/. `variables`: added to the environment. `prefix`: words in front of the command. `options`: pytest's.
 
     `why_not`: why this machine does not have it, or nothing. `around`: what is there while the tests run; it may add variables.
+    `hidden`: what of HIDEABLE the tests do not see.
     """
 
     tests: Sequence[str]
@@ -104,6 +148,7 @@ class Environment:
     options: Sequence[str] = ()
     why_not: Callable[[], str] = lambda: ""
     around: Callable[[Path], Iterator[dict[str, str]]] | None = None
+    hidden: Sequence[str] = ()
 
 
 def shell(script: str, *more: str) -> tuple[str, ...]:
@@ -159,14 +204,17 @@ def busy_cores(scratch: Path) -> Iterator[dict[str, str]]:
             process.wait()
 
 
-def few_tools(scratch: Path) -> Iterator[dict[str, str]]:
-    """A PATH with links to everything but the tools that some tests need."""
-    for folder in reversed(os.environ["PATH"].split(":")):
-        for tool in Path(folder).glob("*"):
-            if not SPECIAL.search(tool.name) and tool.is_file():
-                (scratch / tool.name).unlink(missing_ok=True)
-                (scratch / tool.name).symlink_to(tool)
-    yield {"PATH": str(scratch)}
+def without(names: Sequence[str], folder: Path) -> tuple[str, str]:
+    """The PATH and the Python of a machine that lacks what `names` stand for, made in `folder`."""
+    path = path_without([PROGRAMS[name] for name in names if name in PROGRAMS], folder / "programs")
+    libraries = [library for name in names for library in LIBRARIES.get(name, ())]
+    distributions = [each for name in names for each in EXTRAS.get(name, ())]
+    return path, python_without(distributions, libraries, [DEVICES[name] for name in names if name in DEVICES], folder / "python")
+
+
+def unprivileged() -> tuple[str, ...]:
+    """Words in front of a command that root runs without the right to mount: what a container takes from it."""
+    return ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin") if os.geteuid() == 0 and shutil.which("setpriv") else ()
 
 
 def a_path_with_spaces(scratch: Path) -> Iterator[dict[str, str]]:
@@ -212,11 +260,16 @@ ENVIRONMENTS = {
         prefix=("unshare", "--mount", *shell("mount -t tmpfs -o size=64k tmpfs /dev/shm &&")),
         why_not=not_root,
     ),
-    "without-tools": Environment(TOOLS, around=few_tools),
+    "as-it-is": Environment(LOOKING),
+    # As in a container: root, but not allowed to mount.
+    "without-optional": Environment(LOOKING, prefix=unprivileged(), hidden=HIDEABLE),
+    **{f"without-{name.replace('/dev/', 'dev-').replace(' ', '-')}": Environment((PLANS,), hidden=(name,)) for name in HIDEABLE},
     "locale-c": Environment((*TEXTS, *FILES), {"LC_ALL": "C", "LANG": "", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
     "random-order": Environment((*QUICK_BITS[:-1], *SIGNALS[:-2], *FILES, *TEXTS), options=("--shuffle", "1")),
 }
 
+# What `.ci/run` runs beside the suite: what looks at the machine, on one that has nothing of all that.
+BARE = ("as-it-is", "without-optional", "without-libfuse")
 # What `make test-capabilities` runs in the time that continuous integration has.
 CAPABILITIES = ("kernels-default", "kernels-avx2")
 
@@ -232,10 +285,13 @@ def run(name: str, quick: bool) -> bool:
         root = Path(more.get("ECRL_TEST_CHECKOUT", ROOT))
         variables = {**os.environ, **environment.variables, **more}
         options = ["-q", "-n", "0", "-p", "no:cacheprovider", f"--basetemp={folder}/tests of this", *environment.options]
-        command = [*environment.prefix, sys.executable, "-m", "pytest", *options, *(f"tests/{each}" for each in tests)]
+        python = sys.executable
+        if environment.hidden:
+            variables["PATH"], python = without(environment.hidden, Path(folder))
+        command = [*environment.prefix, python, "-m", "pytest", *options, *(f"tests/{each}" for each in tests)]
         ended = subprocess.run(command, cwd=root, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    lines = ended.stdout.strip().splitlines()
-    print(f"{name}: {lines[-1] if lines else 'no answer'} ({time.monotonic() - began:.0f} s)", flush=True)  # noqa: T201
+    counted = [line for line in ended.stdout.splitlines() if re.match(r"\d+ (passed|failed|skipped|deselected|error).* in \d", line)]
+    print(f"{name}: {counted[-1] if counted else 'no answer'} ({time.monotonic() - began:.0f} s)", flush=True)  # noqa: T201
     if ended.returncode:
         print(ended.stdout[-20000:] + ended.stderr[-4000:], flush=True)  # noqa: T201
     return ended.returncode == 0
@@ -255,11 +311,12 @@ def surroundings(environment: Environment, folder: Path) -> Iterator[dict[str, s
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.environments", description="Run tests in one environment after another.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ENVIRONMENTS))
+    parser.add_argument("--bare", action="store_true", help=f"what looks at the machine, on one that lacks it: {' and '.join(BARE)}")
     parser.add_argument("--capabilities", action="store_true", help=f"the quick tests that compare bits, under {' and '.join(CAPABILITIES)}")
     asked = parser.parse_args()
     if unknown := [name for name in asked.names if name not in ENVIRONMENTS]:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(ENVIRONMENTS)}")
-    names = CAPABILITIES if asked.capabilities else asked.names or ENVIRONMENTS
+    names = CAPABILITIES if asked.capabilities else BARE if asked.bare else asked.names or ENVIRONMENTS
     went_well = [run(name, asked.capabilities) for name in names]
     return 0 if all(went_well) else 1
 

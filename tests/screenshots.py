@@ -13,6 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from ecrl_cli.linux.prerequisites import lacking
 from ecrl_cli.report.build import report
 from tests.e2e.chromium import CHROMIUM, address, chromium
 
@@ -39,7 +40,7 @@ def main() -> int:
     parser.add_argument("--height", type=int, default=HEIGHT, help="pixels")
     options = parser.parse_args()
     if CHROMIUM is None:
-        sys.exit("screenshots: no chromium on this machine: apt-get install chromium")
+        sys.exit(f"screenshots: {lacking('chromium')}")
     with tempfile.TemporaryDirectory() as scratch:
         (DOCS / f"{options.name}.png").write_bytes(draw(report(options.folders, Path(scratch) / "report").page, options.height))
     return 0

@@ -44,6 +44,7 @@ from ecrl_cli.records.span_clock import SpanClock
 from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.training.restoring import restore
 from tests.contract.variants import refused
+from tests.needs import require
 from tests.unit.checkpoint_support import flip
 from tests.unit.test_checkpoint_train_state import Run, lines
 
@@ -56,8 +57,7 @@ SILENT = "torchsnapshot"  # version 0.1.0 does not wait for what its readers rai
 @pytest.fixture(params=NAMES)
 def kind(request: pytest.FixtureRequest) -> StrategyKind:
     found = KINDS[request.param]
-    if reason := checkpointer_of(found).lacking():
-        pytest.skip(reason)
+    require(*checkpointer_of(found).modules)
     return found
 
 
@@ -267,7 +267,7 @@ def test_a_failure_inside_our_store_cannot_be_planned(failure: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if checkpointer_of(KINDS[name]).modules])
 def test_a_package_that_is_not_installed_is_said_before_the_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
+    monkeypatch.setattr("ecrl_cli.linux.prerequisites.find_spec", lambda module: None)
     with pytest.raises(ConfigError) as error:
         check_machine(config_of(KINDS[name]))
     assert f"{checkpointer_of(KINDS[name]).modules[0]} is not installed" in error.value.line() and "pip install" in error.value.line()
@@ -301,8 +301,7 @@ def test_only_rank_0_gives_its_buffers(tmp_path: Path, monkeypatch: pytest.Monke
 
 def module_of(name: str) -> Any:
     """What works with that package."""
-    if reason := checkpointer_of(KINDS[name]).lacking():
-        pytest.skip(reason)
+    require(*checkpointer_of(KINDS[name]).modules)
     return importlib.import_module(f"ecrl_cli.checkpoint.checkpointers.{name}")
 
 

@@ -24,6 +24,7 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.records.span_clock import SpanClock
 from tests.contract.variants import check_description, check_registration, refused
+from tests.needs import require
 from tests.open_files import open_files
 from tests.unit.checkpoint_support import writer_process
 from tests.unit.test_checkpoint_train_state import Run, lines
@@ -49,8 +50,8 @@ def chosen(request: pytest.FixtureRequest) -> CheckpointConfig:
 @pytest.fixture
 def kind(chosen: CheckpointConfig) -> StrategyKind:
     found = STRATEGIES.of(chosen.strategy)
-    if found.checkpointer and (reason := found.checkpointer.lacking()):
-        pytest.skip(reason)
+    if found.checkpointer:
+        require(*found.checkpointer.modules)
     return found
 
 

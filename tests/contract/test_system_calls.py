@@ -6,18 +6,16 @@ Without the second part every study behind the seam would prove something about 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-STRACE = shutil.which("strace")
+from tests.needs import require
+
 CELLS = [(layout, mode) for layout in ("group", "single") for mode in ("unsafe", "atomic_nodirsync", "atomic_dirsync")]
 CHANGING = (
     *("openat", "open", "creat", "mkdir", "mkdirat", "rename", "renameat", "renameat2", "symlink", "symlinkat", "link", "linkat"),
@@ -80,20 +78,10 @@ class Trace:
         return list(self.kernel[names.index(first) + 1 : names.index(last)])
 
 
-@cache
-def may_trace() -> str:
-    """Why these tests cannot run here; empty where they can."""
-    if STRACE is None:
-        return "strace is not installed"
-    done = subprocess.run([STRACE, "-o", os.devnull, "true"], capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else f"strace may not trace: {done.stderr.strip()[:100]}"
-
-
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Trace]:
     """One traced save per layout and write mode, made when first asked for."""
-    if reason := may_trace():
-        pytest.skip(reason)
+    require("strace")
     return _Traces(tmp_path_factory)
 
 
@@ -109,7 +97,7 @@ class _Traces(dict[tuple[str, str], Trace]):
 
 def traced(run: Path, layout: str, mode: str) -> Trace:
     root, log = run / "checkpoints", run.with_name(run.name + ".strace")
-    command = [str(STRACE), "-f", "--seccomp-bpf", "-y", "-s", "16", "-o", str(log), "-e", "trace=" + ",".join(f"?{name}" for name in CHANGING)]
+    command = ["strace", "-f", "--seccomp-bpf", "-y", "-s", "16", "-o", str(log), "-e", "trace=" + ",".join(f"?{name}" for name in CHANGING)]
     saver, here = [sys.executable, "-c", SAVER, str(root), layout, mode], Path(__file__).parents[2]
     done = subprocess.run([*command, *saver], capture_output=True, text=True, check=False, cwd=here)  # SAVER imports from tests/
     assert done.returncode == 0, done.stderr[-2000:]

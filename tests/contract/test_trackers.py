@@ -24,6 +24,7 @@ from ecrl_cli.runs.tracking.tracked import tracked
 from tests.contract.variants import check_description, check_registration
 from tests.e2e.runs import tiny
 from tests.in_process import ecrl_in_process
+from tests.needs import require
 from tests.runs.builder import RunBuilder, build_ref, config_of
 
 Shown = tuple[dict[int, float], str]  # the loss by step, and the verdict
@@ -118,9 +119,8 @@ def test_a_tracker_is_registered_under_its_name(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("name", [name for name in TRACKERS.builtin if name != "none"])
 def test_a_tracker_shows_what_the_records_say(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run with two restarts: each step once, and then the verdict; told twice it is the same."""
-    package = TRACKERS.of(name).package
-    if package and importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed: pip install 'ecrl[{TRACKERS.of(name).extra}]'")
+    if package := TRACKERS.of(name).package:
+        require(package)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     build_ref(tmp_path)
     config: Any = replace(config_of("blk", "kill", (9, 20), 1), tracker=TrackerConfig(name))
@@ -165,7 +165,7 @@ def test_a_prometheus_file_that_cannot_be_read_is_replaced(tmp_path: Path, conte
 
 def test_a_missing_package_is_said_before_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ecrl_cli.config.trackers.find_spec", lambda name: None)
+    monkeypatch.setattr("ecrl_cli.linux.prerequisites.find_spec", lambda name: None)
     assert main(["train", "tracker=mlflow", "run_dir=run"]) == 2
     assert "tracker: mlflow needs the package mlflow; pip install 'ecrl[mlflow]', or tracker=none" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -234,7 +234,8 @@ def test_a_password_in_the_place_is_refused(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("status", "shown"), [("completed", "FINISHED"), ("gave_up", "FAILED"), ("stopped", "KILLED")])
 def test_mlflow_says_how_a_run_ended(tmp_path: Path, status: str, shown: str) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="pip install 'ecrl[mlflow]'")
+    require("mlflow")
+    mlflow = importlib.import_module("mlflow")
     for _ in range(2):
         tracker = MLflow(str(tmp_path), "run", "1234", {})
         client = mlflow.MlflowClient(tracking_uri=tmp_path.as_uri())

@@ -8,7 +8,6 @@ import fcntl
 import json
 import os
 import select
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = shutil.which("chromium")
+from ecrl_cli.linux.prerequisites import program
+
+CHROMIUM = program("chromium") or None
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--hide-scrollbars", "--remote-debugging-pipe"),

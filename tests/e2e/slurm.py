@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,8 +14,9 @@ from pathlib import Path
 
 import psutil
 
+from ecrl_cli.linux.prerequisites import lacking, program
+
 NODES = ("n1", "n2", "n3")
-PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
 _CONF = """
 ClusterName=ecrl
 SlurmctldHost={host}(127.0.0.1)
@@ -46,10 +46,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 def why_not() -> str:
     """Why no Slurm can be brought up here; empty where it can."""
-    missing = [name for name in PROGRAMS if not _program(name)]
-    if missing:
-        return f"no {', '.join(missing)} here (Debian: slurm-wlm and munge)"
-    return "" if os.geteuid() == 0 else "slurmd needs root"
+    return lacking("slurm daemons", "root")
 
 
 @dataclass
@@ -64,10 +61,10 @@ class Slurm:
         return subprocess.run(words, env={**os.environ, **self.environment}, capture_output=True, text=True, check=True).stdout
 
     def start(self, name: str, *words: str) -> None:
-        program, *rest = words
+        daemon, *rest = words
         with (self.root / f"{name}.log").open("ab") as log:
             given = {"PATH": os.environ["PATH"], **self.environment}
-            self.daemons[name] = subprocess.Popen([_program(program), *rest], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=given)
+            self.daemons[name] = subprocess.Popen([program(daemon), *rest], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=given)
 
     def wait(self, what: str, ready: Callable[[], bool], seconds: float) -> None:
         """Return once `ready` (a bounded wait for an event, not a pause)."""
@@ -133,10 +130,6 @@ def slurm(root: Path) -> Iterator[Slurm]:
 def _up(cluster: Slurm) -> bool:
     asked = subprocess.run(["scontrol", "ping"], env={**os.environ, **cluster.environment}, check=False, capture_output=True)
     return asked.returncode == 0
-
-
-def _program(name: str) -> str:
-    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") or ""
 
 
 def _free_ports(count: int) -> list[int]:

@@ -12,6 +12,7 @@ import pytest
 
 from ecrl_cli.audit.audit import judge_folder
 from ecrl_cli.audit.verdict import render
+from tests.needs import require
 
 JOBS = Path(__file__).parents[2] / "examples" / "jobs"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -57,7 +58,7 @@ for arm, attempt in (("struck", 0), ("ref", 0), ("struck", 1)):
 
 @pytest.mark.parametrize(("package", "step"), [("lightning", 8), ("transformers", 8), ("accelerate", 8)])
 def test_a_job_with_an_adapter_in_it_is_judged(package: str, step: int, tmp_path: Path) -> None:
-    pytest.importorskip(package, reason=f"{package} is not installed: pip install {package}")
+    require(package)
     failure = json.dumps([{"index": 0, "attempt": 0, "kind": "raise", "rank": 0, "step": step, "moment": "before"}])
     environment = os.environ | {"PYTHONPATH": str(JOBS), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-W", "ignore", "-c", ADAPTED[package] + ARMS, str(tmp_path), failure]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,12 +31,7 @@ RUN = tiny(
 )
 
 
-@cache
-def may_mount() -> bool:
-    return shutil.which("unshare") is not None and subprocess.run([*IN_PRIVATE, "true"], check=False, capture_output=True).returncode == 0
-
-
-@pytest.mark.skipif(not may_mount(), reason="this user may not mount, even in a namespace of its own")
+@pytest.mark.needs("unshare", "private mounts")
 def test_a_full_disk_stops_the_run_and_room_brings_it_back(tmp_path: Path) -> None:
     train = shlex.join(command("train", *RUN))
     script = (

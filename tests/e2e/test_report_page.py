@@ -12,7 +12,7 @@ from ecrl_cli.config.studies import Corruption
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.report.build import report
 from ecrl_cli.report.history import history_report
-from tests.e2e.chromium import CHROMIUM, Chromium, Tab, address, chromium
+from tests.e2e.chromium import Chromium, Tab, address, chromium
 from tests.runs.builder import build_ref
 from tests.runs.survived import LOSSY, Death, SurvivedBuilder, build_rollback, build_spared
 from tests.unit.report_runs import Plan, arms, make_run, make_sweep
@@ -25,7 +25,7 @@ SHOWN_RUNS = "[...document.querySelectorAll('details.run')].filter((run) => run.
 LISTED_RUNS = SHOWN_RUNS.replace("run.offsetParent", "run.offsetParent && !run.parentElement.closest('details:not([open])')")
 SHOWN_ROWS = "[...document.querySelectorAll('#goodput tbody tr')].filter((row) => row.offsetParent).length"
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
+pytestmark = pytest.mark.needs("chromium")
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from ecrl_cli.config.schema import DIGESTS
 from ecrl_cli.errors import CheckpointConflict, Fenced, StorageError
 from ecrl_cli.storage.fs import Buffer, PosixFs
 from ecrl_cli.storage.writing import WriteMode
+from tests.needs import require
 from tests.recording_fs import Call, RecordingFs
 from tests.unit.checkpoint_support import CONFIG, commit, flip, image, store_at
 
@@ -411,11 +412,10 @@ def test_a_failed_sync_is_never_tried_again(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of half a megabyte; skipped where mounting is not allowed."""
+    require("root", "private mounts")
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)], capture_output=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip("mounting a small file system needs root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)], capture_output=True, check=True)
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 

@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from ecrl_cli.errors import DEFECT, EvidenceMissing, RecordError
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.model.run_record import Judging
 from ecrl_cli.runs import run_dir
+from tests.needs import require
 
 
 @pytest.mark.parametrize("verb", ["train", "verify", "report"])
@@ -155,11 +155,10 @@ def test_bash_completes_verbs_keys_and_options(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize(("line", "offered"), [("ecrl train checkpoint.ev", "checkpoint.every="), ("ecrl train task=regr", "task=regression")])
 def test_fish_completes_keys_and_options(line: str, offered: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if not (fish := shutil.which("fish")):
-        pytest.skip("fish is not installed")
+    require("fish")
     assert main(["completion", "fish"]) == 0
     (tmp_path / "ecrl.fish").write_text(capsys.readouterr().out)
-    said = subprocess.run([fish, "-N", "-c", f"source {tmp_path}/ecrl.fish; complete -C '{line}'"], capture_output=True, text=True, check=True)
+    said = subprocess.run(["fish", "-N", "-c", f"source {tmp_path}/ecrl.fish; complete -C '{line}'"], capture_output=True, text=True, check=True)
     assert said.stdout.split() == [offered] and not said.stderr
 
 
@@ -168,13 +167,12 @@ def test_fish_completes_keys_and_options(line: str, offered: str, tmp_path: Path
 )
 def test_zsh_completes_keys_and_options(line: str, became: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At a terminal: what a tab makes of the line is what runs."""
-    if not (zsh := shutil.which("zsh")):
-        pytest.skip("zsh is not installed")
+    require("zsh")
     assert main(["completion", "zsh"]) == 0
     (tmp_path / "ecrl.zsh").write_text(capsys.readouterr().out)
     ours, theirs = pty.openpty()
     setup = f"autoload -U compinit; compinit -D -u; ecrl() {{ print -r -- 'now:' $* ':end' }}; source {tmp_path}/ecrl.zsh; PROMPT='read''y> '\r"
-    with subprocess.Popen([zsh, "-f", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as shell:
+    with subprocess.Popen(["zsh", "-f", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as shell:
         os.close(theirs)
         os.write(ours, setup.encode())
         said = _until(ours, b"ready> ")

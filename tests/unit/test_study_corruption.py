@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -204,7 +203,7 @@ def test_the_rows_show_every_layer_and_the_accepted(setting: StudyContext) -> No
 
 def test_what_the_machine_forbids_is_a_skip_and_no_trial(setting: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structural, "able", lambda setting: frozenset({""}))
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(recovery, "program", lambda name: "")
     monkeypatch.setattr(stock_loaders, "lacking", lambda name: "not installed" if name == TORCH_CHECKPOINTING.name else "")
     study = STUDY.open(setting)
     assert {trial.facts["loader"] for trial in of_arm(setting, "anchors")} == {*stock_loaders.LOADERS} - {TORCH_CHECKPOINTING.name}

@@ -17,6 +17,7 @@ from ecrl_cli.studies.frame.study import Record, Results, StudyContext, Trial
 from ecrl_cli.studies.frameworks.jobs import PLACES, component
 from ecrl_cli.studies.frameworks.recipes import RECIPES, Recipe, jobs_dir
 from ecrl_cli.studies.frameworks.study import NO_PLACE, STUDY, catalogue
+from tests.needs import require
 
 ROWS = catalogue()
 
@@ -138,8 +139,7 @@ def test_a_healthy_job_is_valid_and_a_planted_bug_named(context: StudyContext, r
 
 def needed(recipe: Recipe) -> Recipe:
     """`recipe`, or a skip where a package is not installed."""
-    if package := recipe.missing():
-        pytest.skip(f"{package} is not installed: pip install {package}")
+    require(*recipe.packages)
     return recipe
 
 
@@ -173,7 +173,7 @@ def test_an_adapter_records_only_where_it_is_asked_to(package: str, code: str, t
     import subprocess
     import sys
 
-    pytest.importorskip(package, reason=f"{package} is not installed: pip install {package}")
+    require(package)
     source = f"import sys\nfrom ecrl import adapters\nassert '{package}' not in sys.modules\n{code}\nassert isinstance(made, C)\n"
     source += "print('ecrl.hooks' in sys.modules)"
     for asked in ("", str(tmp_path / "record")):

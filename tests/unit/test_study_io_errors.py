@@ -17,7 +17,6 @@ from ecrl_cli.storage.fault_injecting_fs import Fault
 from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.runner import run_study
 from ecrl_cli.studies.frame.study import PreparedStudy, Record, Results, StudyContext, Trial
-from ecrl_cli.studies.io_errors import full_disk, strace_faults
 from ecrl_cli.studies.io_errors.cases import run_cases
 from ecrl_cli.studies.io_errors.operations import NEWEST, NEXT, StoreSetup
 from ecrl_cli.studies.io_errors.study import ENOUGH, STUDY, syncs_of_a_save
@@ -114,7 +113,7 @@ def test_a_violation_is_shown_with_the_key_that_runs_it_again() -> None:
     assert table.rows == ({"trial": "calls/x", "count": 2, "first": "call 7 (fsync): lost_ack"},)
 
 
-@pytest.mark.skipif(bool(full_disk.reason_against()), reason=full_disk.reason_against() or "no private mounts")
+@pytest.mark.needs("private mounts")
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     with study(tmp_path, arms=("space", "inodes"), spaces=24, planted=False) as made:
         plan = [trial for trial in made.plan() if trial.facts["arm"] == "space" or trial.facts["left"] in (1, 9)]
@@ -125,7 +124,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
 
 
-@pytest.mark.skipif(bool(strace_faults.reason_against()), reason=strace_faults.reason_against() or "no strace")
+@pytest.mark.needs("strace")
 @pytest.mark.parametrize(("at", "outcome"), [(2, "previous"), (4, "new")])
 def test_a_sync_that_the_kernel_refuses(tmp_path: Path, at: int, outcome: str) -> None:
     with study(tmp_path, arms=("sync",), layouts=("single",), modes=("atomic_dirsync",), planted=False) as made:
@@ -137,9 +136,9 @@ def test_a_sync_that_the_kernel_refuses(tmp_path: Path, at: int, outcome: str) -
 
 
 def test_an_arm_that_cannot_run_is_skipped_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strace_faults, "reason_against", lambda: "strace is not installed")
+    monkeypatch.setattr("ecrl_cli.linux.prerequisites.program", lambda name: "")
     with study(tmp_path, arms=("sync", "calls"), operations=("claim",)) as made:
-        assert [(skip.arm, skip.reason) for skip in made.skips()] == [("sync", "strace is not installed")]
+        assert [(skip.arm, skip.reason) for skip in made.skips()] == [("sync", "strace is not installed (apt-get install strace)")]
         assert not [trial for trial in made.plan() if trial.facts["arm"] == "sync"]
 
 

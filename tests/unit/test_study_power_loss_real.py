@@ -19,6 +19,7 @@ from ecrl_cli.config.checkpointers import TORCH_CHECKPOINTING, TORCHSNAPSHOT
 from ecrl_cli.config.studies import PowerLoss
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.errors import EcrlError
+from ecrl_cli.linux import prerequisites
 from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.studies.frame.checkpointers import lacking
 from ecrl_cli.studies.frame.result import Findings
@@ -313,16 +314,14 @@ class FakeRig:
 @pytest.fixture
 def fake_rig(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real_arms, "Rig", lambda folder: FakeRig())
-    monkeypatch.setattr(real_arms, "_lacking", lambda: "")
-    monkeypatch.setattr(real_arms, "_lacking_fuse", lambda: "")
-    monkeypatch.setattr(real_arms.shutil, "which", lambda command: command)
+    monkeypatch.setattr(prerequisites, "lacking", lambda *names: "")
 
 
 def test_without_root_both_arms_are_skipped_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(real_arms.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(prerequisites.os, "geteuid", lambda: 1000)
     study = arms(tmp_path)
-    assert list(study.plan()) == []
-    assert [(skip.arm, skip.reason) for skip in study.skips()] == [(arm, "needs root to mount, this is uid 1000") for arm in ("shutdown", "blocks")]
+    assert list(study.plan()) == [] and study.skips() == []
+    assert [study.missing(arm) for arm in ("shutdown", "blocks")] == ["needs root, this is uid 1000 (run it as root)"] * 2
 
 
 @pytest.mark.usefixtures("fake_rig")
@@ -333,17 +332,26 @@ def test_what_cannot_be_mounted_or_cut_off_is_skipped_with_the_reason(tmp_path: 
         (f"shutdown: {TORCH_CHECKPOINTING.name}", "not installed"),
         ("shutdown/xfs", "no such file system"),
         ("blocks/xfs", "no such file system"),
-        ("shutdown/btrfs", "refuses FS_IOC_SHUTDOWN: ENOTTY (errno 25)"),
+        ("shutdown/btrfs", "btrfs refuses FS_IOC_SHUTDOWN: ENOTTY (errno 25)"),
     }
     assert {(trial.facts["arm"], trial.facts["fs"]) for trial in study.plan()} == {("shutdown", "ext4"), ("blocks", "ext4"), ("blocks", "btrfs")}
 
 
 @pytest.mark.usefixtures("fake_rig")
 def test_without_fuse_only_the_blocks_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(real_arms, "_lacking_fuse", lambda: "no FUSE")
+    monkeypatch.setattr(prerequisites, "lacking", lambda *names: "no FUSE" if "/dev/fuse" in names else "")
     study = arms(tmp_path, real_trials=1)
     assert {trial.facts["arm"] for trial in study.plan()} == {"shutdown"}
-    assert ("blocks", "no FUSE") in [(skip.arm, skip.reason) for skip in study.skips()]
+    assert study.missing("blocks") == "no FUSE" and not study.missing("shutdown")
+
+
+@pytest.mark.usefixtures("fake_rig")
+def test_an_arm_that_no_file_system_can_serve_is_missing_with_every_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prerequisites, "lacking", lambda *names: "no mkfs.ext4" if "mkfs.ext4" in names else "")
+    study = arms(tmp_path, real_trials=1)
+    assert {trial.facts["arm"] for trial in study.plan()} == {"blocks"}
+    assert study.missing("shutdown") == "no mkfs.ext4; no such file system; btrfs refuses FS_IOC_SHUTDOWN: ENOTTY (errno 25)"
+    assert not study.missing("blocks") and [skip.arm for skip in study.skips()] == ["blocks/ext4", "blocks/xfs"]
 
 
 @pytest.mark.usefixtures("fake_rig")
@@ -373,7 +381,7 @@ def rigged(tmp_path: Path) -> Iterator[RealArms]:
     study = arms(tmp_path, real_trials=1, real_states=12, real_model_bytes=8192, real_optimizer_bytes=4096)
     keys = {trial.key for trial in study.plan()}
     if not {"shutdown/ext4/unsafe/group/0/0000", "blocks/ext4/unsafe/group"} <= keys:
-        pytest.skip(f"no real file systems here: {study.skips()}")
+        pytest.skip(next(filter(None, map(study.missing, ("shutdown", "blocks")))))
     try:
         yield study
     finally:

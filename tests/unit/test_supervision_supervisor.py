@@ -14,7 +14,7 @@ import pytest
 
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import CheckpointConfig, ElasticConfig, FailureConfig, RunConfig, SupervisionConfig
-from ecrl_cli.errors import EcrlError, InputError, NoProgress, NoValidCheckpoint, RunHeld, StorageError, Stopped
+from ecrl_cli.errors import EcrlError, InputError, NoProgress, NoValidCheckpoint, RunHeld, Stopped, StorageError
 from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import CheckpointLine, InjectedFault, SupervisorRecord

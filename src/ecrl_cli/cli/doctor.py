@@ -26,6 +26,7 @@ from ecrl_cli.checkpoint.format.hashing import TITLES, hexdigest
 from ecrl_cli.cli.console import Parser, out
 from ecrl_cli.config.estimates import human_bytes
 from ecrl_cli.errors import ConfigError, shown
+from ecrl_cli.linux.prerequisites import PREREQUISITES, Prerequisite, program
 from ecrl_cli.runs.environment import file_system
 from ecrl_cli.storage.durable import sync
 
@@ -184,13 +185,20 @@ def _loopback() -> Iterator[Line]:
 
 
 def _tools() -> Iterator[Line]:
-    for name, tools, purpose in (
-        ("slurm", ("sbatch", "srun"), "hydra/launcher=submitit_slurm and several nodes need it"),
-        ("strace", ("strace",), "the tests of system calls and the study of I/O errors need it"),
-        ("chromium", ("chromium", "chromium-browser", "google-chrome"), "the tests of the page need it"),
-    ):
-        found = next((path for tool in tools if (path := shutil.which(tool))), None)
-        yield Line(GOOD if found else NOTE, name, found or "not found", "" if found else purpose)
+    """What only parts of ECRL need, torch excepted; packages by the extra that brings them."""
+    for need in PREREQUISITES.values():
+        if not need.extra and need.name != "torch":
+            reason = need.absent()
+            yield _needed(need.name, reason, need) if reason else Line(GOOD, need.name, program(need.name) or "works")
+    for extra in dict.fromkeys(need.extra for need in PREREQUISITES.values() if need.extra):
+        packages = [need for need in PREREQUISITES.values() if need.extra == extra]
+        absent = next(((need, reason) for need in packages if (reason := need.absent())), None)
+        name = f"extra {extra}"
+        yield _needed(name, absent[1], absent[0]) if absent else Line(GOOD, name, " ".join(need.name for need in packages))
+
+
+def _needed(name: str, reason: str, need: Prerequisite) -> Line:
+    return Line(NOTE, name, reason, f"needed for {need.needed_for}: {need.remedy}")
 
 
 def _disk(folder: Path) -> Iterator[Line]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import util
 from typing import Any
 
 from hydra.core.override_parser.types import Override
@@ -13,10 +11,11 @@ from hydra.core.override_parser.types import Override
 from ecrl_cli.config.registry import did_you_mean
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, plural, shown
+from ecrl_cli.linux.prerequisites import lacking, program
 
 CHOICE, PREFIX = "hydra/launcher", "hydra.launcher."
 N_JOBS = f"{PREFIX}n_jobs"  # of ECRL's own: how many runs of a sweep train at the same time
-_PACKAGE = "hydra_plugins.hydra_submitit_launcher"
+_PACKAGE = "hydra-submitit-launcher"
 _ANYWHERE = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb", "name", "stderr_to_stdout")
 _SLURM = (
     *("partition", "qos", "comment", "constraint", "exclude", "gres", "account", "nodes", "cpus_per_gpu", "gpus_per_task", "mem_per_gpu"),
@@ -52,9 +51,9 @@ class JobLauncher:
 
     def check_installed(self) -> None:
         """ConfigError where the launcher's package, or Slurm, is not installed."""
-        if self.name and util.find_spec(_PACKAGE) is None:
-            raise ConfigError(CHOICE, f"{self.name} needs the package hydra-submitit-launcher", "pip install 'ecrl[slurm]'")
-        if self.on_slurm and shutil.which("sbatch") is None:
+        if self.name and lacking(_PACKAGE):
+            raise ConfigError(CHOICE, f"{self.name} needs the package {_PACKAGE}", "pip install 'ecrl[slurm]'")
+        if self.on_slurm and not program("sbatch"):
             raise ConfigError(CHOICE, "submitit_slurm needs Slurm, there is no sbatch on this machine", "try it with hydra/launcher=submitit_local")
 
     def check_fits(self, configs: Sequence[RunConfig]) -> None:

@@ -5,13 +5,11 @@ Strategies train with them, and studies hold ECRL's store against them.
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
 from ecrl_cli.config.registry import import_attribute
-
-EXTRA = "pip install 'ecrl[checkpointers]'"
+from ecrl_cli.linux.prerequisites import lacking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +37,7 @@ class CheckpointerKind:
 
     def lacking(self) -> str:
         """Why it cannot be used here; empty if it can."""
-        absent = [module for module in self.modules if importlib.util.find_spec(module) is None]
-        return f"{absent[0]} is not installed ({EXTRA})" if absent else ""
+        return lacking(*self.modules)
 
     def load(self) -> Any:
         """Imports its code (and torch)."""

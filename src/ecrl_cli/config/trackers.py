@@ -6,11 +6,11 @@ From another package: a `TrackerKind` as an entry point in the group `ecrl.track
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from ecrl_cli.config.registry import VariantRegistry, import_attribute
 from ecrl_cli.errors import ConfigError
+from ecrl_cli.linux.prerequisites import lacking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class TrackerKind:
             raise ConfigError(
                 "tracker.place", "holds a user or password, which would be recorded", "give them as the tracker's environment variables"
             )
-        if self.package and find_spec(self.package) is None:
+        if self.package and lacking(self.package):
             raise ConfigError("tracker", f"{self.name} needs the package {self.package}", f"pip install 'ecrl[{self.extra}]', or tracker=none")
 
 

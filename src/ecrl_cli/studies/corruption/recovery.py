@@ -15,6 +15,7 @@ from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG
 from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import image_components
 from ecrl_cli.config.schema import LAYOUTS
+from ecrl_cli.linux.prerequisites import program
 from ecrl_cli.studies.corruption.byte_faults import IN_A_FILE
 from ecrl_cli.studies.corruption.content import GENERATOR, Parts, image_of, store_at, training_specs
 from ecrl_cli.studies.corruption.published import overwrite
@@ -35,7 +36,7 @@ COMMANDS: dict[str, list[str]] = {
 
 def tools() -> list[str]:
     """The ways of copying available here."""
-    return ["copytree", *(name for name in COMMANDS if shutil.which(name.partition(" ")[0]))]
+    return ["copytree", *(name for name in COMMANDS if program(name.partition(" ")[0]))]
 
 
 def _clean_trials(setting: StudyContext) -> list[Trial]:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.study import StudyConfig
+from ecrl_cli.linux.prerequisites import lacking
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.limits import Overdue, deadline
 from ecrl_cli.studies.frame.result import Figure, Findings, Table
@@ -134,6 +135,11 @@ def planted_arm(bugs: Iterable[str], run: Callable[[StudyContext, Trial], dict[s
 def asked(arm: str) -> Callable[[Any], bool]:
     """For `Arm.enabled`: whether the key `arms` names `arm`."""
     return lambda keys: arm in keys.arms
+
+
+def needs(*names: str) -> Callable[[StudyContext], str]:
+    """For `Arm.missing`: the first of the prerequisites `names` that this machine lacks."""
+    return lambda context: lacking(*names)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
+
+from ecrl_cli.linux.prerequisites import lacking
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _CANDIDATES = (_PACKAGE / "examples" / "jobs", _PACKAGE.parents[1] / "examples" / "jobs")
@@ -33,18 +35,11 @@ class Recipe:
     exact: bool = True
 
     def missing(self) -> str:
-        """The first package that is not installed; empty if none."""
-        return next((name for name in self.packages if not _version(name)), "")
+        """The first package that is not installed, and how to get it; empty if none."""
+        return lacking(*self.packages)
 
     def versions(self) -> str:
-        return ", ".join(f"{name} {_version(name)}" for name in self.packages)
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
+        return ", ".join(f"{name} {version(name)}" for name in self.packages)
 
 
 _DCP = ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict")

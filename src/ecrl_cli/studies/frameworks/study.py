@@ -103,7 +103,13 @@ def _planted_run(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 def _without_packages(context: StudyContext) -> list[Skip]:
     scripts = {recipe.script: recipe.missing() for recipe in _asked(context)}
-    return [Skip(script, f"{package} is not installed (pip install {package})") for script, package in scripts.items() if package]
+    return [Skip(script, reason) for script, reason in scripts.items() if reason]
+
+
+def _no_job(context: StudyContext) -> str:
+    """Why none of the asked jobs can run here; empty if one can."""
+    reasons = [recipe.missing() for recipe in _asked(context)]
+    return reasons[0] if all(reasons) and reasons else ""
 
 
 def _valid(record: Record) -> bool:
@@ -138,9 +144,9 @@ STUDY = Study(
     keys=Frameworks,
     description="Jobs written in other people's frameworks, killed and audited; planted recovery bugs that the audit must name.",
     arms=(
-        Arm("recipes", _trials, _run),
-        Arm("random", _random_trials, _random_run),
-        Arm("planted", _planted_trials, _planted_run, enabled=planted),
+        Arm("recipes", _trials, _run, missing=_no_job),
+        Arm("random", _random_trials, _random_run, missing=_no_job),
+        Arm("planted", _planted_trials, _planted_run, enabled=planted, missing=_no_job),
     ),
     tables=(
         TableSpec(

@@ -5,16 +5,16 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ecrl_cli.config.studies import Hostile
 from ecrl_cli.errors import plural
+from ecrl_cli.linux.prerequisites import lacking
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.gates import none_of
 from ecrl_cli.studies.frame.result import Column, Table
-from ecrl_cli.studies.frame.study import Arm, Record, Results, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import Arm, Record, Results, Skip, Study, StudyContext, Trial, needs
 from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, count, fact, most, outcomes, size
 from ecrl_cli.studies.hostile import audit, pickles
 from ecrl_cli.studies.hostile.inputs import all_inputs
@@ -26,24 +26,15 @@ GROWTH = 64 * 2**20  # bytes of memory beyond the size of the input
 READ = 64 * 2**20  # bytes read beyond twice the size of the input: size limits of the records, and Python's own files
 
 
-def _torch() -> bool:
-    return find_spec("torch") is not None
-
-
-def _strace() -> bool:
-    return shutil.which("strace") is not None
-
-
 def _skips(context: StudyContext) -> Iterator[Skip]:
-    if not _torch():
-        yield Skip("torch", "torch is not installed: the control and the format torch are not tried")
-    if not _strace():
-        yield Skip("strace", "strace is not installed: which files are opened is not audited")
+    if reason := lacking("torch"):
+        yield Skip("input: torch", f"{reason}: the format torch is not tried")
 
 
 def _input_trials(context: StudyContext) -> Iterator[Trial]:
+    torch = not lacking("torch")
     for key, one in list(all_inputs().items())[:: context.keys.every]:
-        if one.look != "load" or _torch():
+        if one.look != "load" or torch:
             yield Trial(f"input/{key}", {"arm": "input", "input": key, "group": one.group, "look": one.look.split()[0]})
 
 
@@ -174,8 +165,8 @@ STUDY = Study(
     description="Checkpoints and records prepared by an adversary: refused by name, in few calls, and nothing of them is ever run.",
     arms=(
         Arm("input", _input_trials, _try),
-        Arm("control", lambda context: [Trial("control", {"arm": "control"})] if _torch() else [], _control),
-        Arm("audit", lambda context: [Trial("audit", {"arm": "audit"})] if _strace() else [], _audit),
+        Arm("control", lambda context: [Trial("control", {"arm": "control"})], _control, missing=needs("torch")),
+        Arm("audit", lambda context: [Trial("audit", {"arm": "audit"})], _audit, missing=needs("strace")),
     ),
     tables=(*_TABLES, _control_table),
     gates=(

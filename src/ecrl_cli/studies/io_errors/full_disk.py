@@ -7,7 +7,6 @@ line of stdin (a Room as JSON) with one line: the result.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,13 +34,6 @@ class Room:
     payload: int
     left: int
     inodes: bool = False
-
-
-def reason_against() -> str:
-    """Why this machine cannot run the arm; empty if it can."""
-    code = "from ecrl_cli.linux.namespaces import private_mounts; private_mounts()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else f"no private mounts: {done.stderr.strip().splitlines()[-1][:100]}"
 
 
 class FullDisk(JsonProgram):

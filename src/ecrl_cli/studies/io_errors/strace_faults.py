@@ -7,7 +7,6 @@ and prints the result.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -25,14 +24,6 @@ from ecrl_cli.studies.io_errors.operations import LATER, NEWEST, NEXT, StoreSetu
 # Over a megabyte, so that parts are written as large ones: bypassing the page cache where the file system allows it.
 _PAYLOAD = Payload(1, 3 * 2**20 // 2, 2**19)
 _SYNC = re.compile(r"^(?:\d+ +)?fsync\(\d+<([^>]*)>.*= (-?\d+)")
-
-
-def reason_against() -> str:
-    """Why this machine cannot run the arm; empty if it can."""
-    if (strace := shutil.which("strace")) is None:
-        return "strace is not installed"
-    done = subprocess.run([strace, "-f", "-o", os.devnull, "-e", "trace=fsync", "true"], capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else f"strace may not trace: {done.stderr.strip()[:100]}"
 
 
 def refused_save(folder: Path, cell: StoreSetup, at: int, sticky: bool) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.storage.fault_injecting_fs import Fault
 from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.studies.frame.gates import mutants_found
-from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, asked, planted_arm
+from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, asked, needs, planted_arm
 from ecrl_cli.studies.frame.tables import TableSpec, count, fact, mutants_table, size, sums, total, value, yes
-from ecrl_cli.studies.io_errors import full_disk, strace_faults
+from ecrl_cli.studies.io_errors import strace_faults
 from ecrl_cli.studies.io_errors.cases import FAULTS, Seen, run_cases
 from ecrl_cli.studies.io_errors.full_disk import PAGE, FullDisk, Room
 from ecrl_cli.studies.io_errors.operations import ATTEMPT, MOUNT, NEWEST, NEXT, OPERATIONS, PAYLOAD, StoreSetup, beginning, store_on
@@ -205,8 +205,8 @@ STUDY = Study(
     arms=(
         Arm("calls", _call_trials, _run_calls, asked("calls")),
         planted_arm(MUTANTS, _run_planted, "mutant"),
-        *(Arm(arm, partial(_full_trials, arm), _run_full, asked(arm), lambda context: full_disk.reason_against()) for arm in ("space", "inodes")),
-        Arm("sync", _sync_trials, _run_sync, asked("sync"), lambda context: strace_faults.reason_against()),
+        *(Arm(arm, partial(_full_trials, arm), _run_full, asked(arm), needs("private mounts")) for arm in ("space", "inodes")),
+        Arm("sync", _sync_trials, _run_sync, asked("sync"), needs("strace")),
     ),
     tables=(
         TableSpec(

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import errno
-import importlib.util
-import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +12,7 @@ from typing import Any
 
 from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.config.studies import PowerLoss
+from ecrl_cli.linux import prerequisites
 from ecrl_cli.studies.frame.checkpointers import lacking
 from ecrl_cli.studies.frame.store_fixture import Payload
 from ecrl_cli.studies.frame.study import Skip, StudyContext, Trial
@@ -26,6 +23,8 @@ from ecrl_cli.studies.power_loss.real_rig import Rig, ShutdownTrial
 from ecrl_cli.studies.power_loss.subject_store import PLANTS, SETTLED
 
 _BLOCK_PLANTS = ("no_root_sync", "no_file_sync")
+_MOUNTING = ("root", "private mounts", "loop devices")
+NEEDS = {"shutdown": _MOUNTING, "blocks": (*_MOUNTING, "/dev/fuse", "mfusepy", "libfuse")}  # by arm; and mkfs of a file system
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,16 @@ class RealArms:
     def plan(self) -> Sequence[Trial]:
         return [*self._shutdowns(), *self._blocks()]
 
+    def missing(self, arm: str) -> str:
+        """Why `arm` can run on no file system here; empty if it can on one."""
+        return self._looked.missing(arm)
+
     def skips(self) -> Sequence[Skip]:
-        absent = [Skip(f"shutdown: {subject}", reason) for subject in TORCH_SUBJECTS if (reason := lacking(subject)) and self._looked.shutdown]
-        return [*self._looked.skips, *absent]
+        """What the arms that can run leave out: file systems, and subjects whose package is not installed."""
+        absent = [
+            Skip(f"shutdown: {subject}", reason) for subject in TORCH_SUBJECTS if (reason := lacking(subject)) and self._looked.usable("shutdown")
+        ]
+        return [*self._looked.skips(), *absent]
 
     def run(self, trial: Trial) -> dict[str, Any]:
         facts, rng, study = trial.facts, self._setting.rng(trial.key), self._study
@@ -101,7 +107,7 @@ class RealArms:
         study = self._study
         for number in range(study.real_trials):
             block = number * study.real_blocks // study.real_trials
-            for fs in self._looked.shutdown:
+            for fs in self._looked.usable("shutdown"):
                 for subject in self._subjects(planted=study.planted and number % 2 == 0):
                     facts = {
                         "arm": "shutdown",
@@ -114,7 +120,7 @@ class RealArms:
                     yield Trial(f"shutdown/{fs}/{subject.key}/{block}/{number:04d}", facts)
 
     def _blocks(self) -> Iterator[Trial]:
-        for fs in self._looked.blocks:
+        for fs in self._looked.usable("blocks"):
             subjects = [Subject(mode, "group") for mode in self._study.modes] + [Subject("atomic_dirsync", "single"), Subject("torch.save")]
             for subject in subjects + [Subject("atomic_dirsync", "group", plant) for plant in _BLOCK_PLANTS if self._study.planted]:
                 facts = {"arm": "blocks", "fs": fs, **subject.facts}
@@ -130,50 +136,37 @@ class RealArms:
 
 @dataclass(frozen=True)
 class _Machine:
-    """The file systems that each arm can use here, and the arms that cannot run."""
+    """`lacks`: by arm, why it cannot run at all, or nothing. `refused`: by arm and file system, why it cannot run on that one, or nothing."""
 
-    shutdown: tuple[str, ...]
-    blocks: tuple[str, ...]
-    skips: tuple[Skip, ...]
+    lacks: dict[str, str]
+    refused: dict[str, dict[str, str]]
+
+    def usable(self, arm: str) -> tuple[str, ...]:
+        """The file systems on which `arm` can run."""
+        return tuple(kind for kind, reason in self.refused.get(arm, {}).items() if not reason)
+
+    def missing(self, arm: str) -> str:
+        return self.lacks.get(arm, "") or ("" if self.usable(arm) else "; ".join(self.refused.get(arm, {}).values()))
+
+    def skips(self) -> list[Skip]:
+        arms = [arm for arm in self.refused if self.usable(arm)]
+        return [Skip(f"{arm}/{kind}", reason) for arm in arms for kind, reason in self.refused[arm].items() if reason]
 
 
 def _look(arms: Sequence[str], started: Callable[[], Rig]) -> _Machine:
-    """Probe the machine: tools first, then by making, mounting and shutting down each kind of file system."""
-    shutdown, blocks, skips = [], [], []
-    wanted = [arm for arm in ("shutdown", "blocks") if arm in arms]
-    lacking = _lacking()
-    fuse = lacking or _lacking_fuse()
-    skips += [Skip(arm, reason) for arm, reason in (("shutdown", lacking), ("blocks", fuse)) if arm in wanted and reason]
-    for kind, (_, command) in DISKS.items():
-        usable = [arm for arm in wanted if not (lacking if arm == "shutdown" else fuse)]
-        if not usable:
-            continue
-        answer = started().probe(kind) if shutil.which(command[0]) else {"error": f"{command[0]} is not installed", "refusal": None}
-        if answer["error"]:
-            skips += [Skip(f"{arm}/{kind}", answer["error"]) for arm in usable]
-            continue
-        if "blocks" in usable:
-            blocks.append(kind)
-        if "shutdown" in usable and answer["refusal"] is not None:
-            number = int(answer["refusal"])
-            skips.append(Skip(f"shutdown/{kind}", f"refuses FS_IOC_SHUTDOWN: {errno.errorcode.get(number, number)} (errno {number})"))
-        elif "shutdown" in usable:
-            shutdown.append(kind)
-    return _Machine(tuple(shutdown), tuple(blocks), tuple(skips))
+    """Probe the machine: prerequisites first, then by making, mounting and shutting down each kind of file system."""
+    lacks = {arm: prerequisites.lacking(*needed) for arm, needed in NEEDS.items() if arm in arms}
+    refused: dict[str, dict[str, str]] = {arm: {} for arm, reason in lacks.items() if not reason}
+    for kind, (_, command) in DISKS.items() if refused else ():
+        reason = prerequisites.lacking(command[0])
+        answer: dict[str, Any] = {"error": reason, "refusal": None} if reason else started().probe(kind)
+        for arm, by_kind in refused.items():
+            by_kind[kind] = answer["error"] or _refusal(arm, kind, answer["refusal"])
+    return _Machine(lacks, refused)
 
 
-def _lacking() -> str:
-    """Why no file system can be mounted here; empty if they can."""
-    if not sys.platform.startswith("linux"):
-        return f"needs Linux, this is {sys.platform}"
-    if os.geteuid() != 0:
-        return f"needs root to mount, this is uid {os.geteuid()}"
-    return "" if Path("/dev/loop-control").exists() else "no loop devices: /dev/loop-control does not exist"
-
-
-def _lacking_fuse() -> str:
-    if not Path("/dev/fuse").exists():
-        return "no FUSE: /dev/fuse does not exist"
-    if importlib.util.find_spec("mfusepy") is None:
-        return "mfusepy is not installed (pip install 'ecrl[rigs]')"
-    return "" if ctypes.util.find_library("fuse3") or ctypes.util.find_library("fuse") else "libfuse is not installed (apt-get install libfuse3-3)"
+def _refusal(arm: str, kind: str, refusal: int | None) -> str:
+    """Why a file system that can be mounted is of no use to `arm`; empty if it is."""
+    if arm != "shutdown" or refusal is None:
+        return ""
+    return f"{kind} refuses FS_IOC_SHUTDOWN: {errno.errorcode.get(int(refusal), refusal)} (errno {refusal})"

@@ -13,14 +13,24 @@ from ecrl_cli.studies.power_loss.model_arm import ModelArm
 from ecrl_cli.studies.power_loss.real_arms import RealArms
 
 
-def _arm(name: str, trials: Callable[[StudyContext], ModelArm | RealArms], keys: tuple[str, ...]) -> Arm:
+def _arm(
+    name: str,
+    trials: Callable[[StudyContext], ModelArm | RealArms],
+    keys: tuple[str, ...],
+    missing: Callable[[StudyContext], str] = lambda context: "",
+) -> Arm:
     """The arm `name` of the trials from `trials(context)`, which several arms share; on if the user asks for one of `keys`."""
     return Arm(
         name,
         lambda context: [trial for trial in context.shared(trials).plan() if trial.facts["arm"] == name],
         lambda context, trial: context.shared(trials).run(trial),
         lambda asked: any(key in asked.arms for key in keys),
+        missing,
     )
+
+
+def _real_arm(name: str) -> Arm:
+    return _arm(name, RealArms, (name,), lambda context: context.shared(RealArms).missing(name))
 
 
 def not_kinder(results: Results) -> Iterator[Gate]:
@@ -40,7 +50,7 @@ def not_kinder(results: Results) -> Iterator[Gate]:
 STUDY = Study(
     keys=PowerLoss,
     description="Power loss: every legal state of a model; file systems cut off; every crash point of what a disk was told.",
-    arms=(*(_arm(name, ModelArm, ("model",)) for name in model.ARMS), *(_arm(name, RealArms, real.ARMS) for name in real.ARMS)),
+    arms=(*(_arm(name, ModelArm, ("model",)) for name in model.ARMS), *map(_real_arm, real.ARMS)),
     tables=(*model.TABLES, *real.TABLES),
     figures=lambda results: (*model.figures(results), *real.figures(results)),
     gates=(model.gates, real.gates, not_kinder),

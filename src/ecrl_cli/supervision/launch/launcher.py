@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,7 +13,7 @@ from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.fault_kind import fault_kind
 from ecrl_cli.linux import processes
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.linux.namespaces import private_command
+from ecrl_cli.linux.prerequisites import PREREQUISITES
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import AttemptSpec
@@ -226,8 +224,6 @@ def check_network(failures: Iterable[PlannedFailure]) -> None:
     """ConfigError if a partition is planned and this machine does not let its user create a network namespace."""
     if not needs_private_network(failures):
         return
-    tried = subprocess.run(private_command([sys.executable, "-I", "-S", "-c", ""]), capture_output=True, text=True, check=False)
-    if tried.returncode:
-        reason = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+    if reason := PREREQUISITES["private network"].absent():
         remedy = "run it as root, let users make namespaces (sysctl user.max_net_namespaces, user.max_user_namespaces), or leave it out"
         raise ConfigError("failure", f"a partition needs a network namespace of its own, which is refused here ({reason})", remedy)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from ecrl_cli.config.elastic import place_ranks
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, Stopped, plural
 from ecrl_cli.linux import processes
+from ecrl_cli.linux.prerequisites import program
 
 KEY = "supervision.nodes"
 REQUEUED = "requeued"  # error code of a supervisor that ends because its job was requeued
@@ -43,7 +43,7 @@ def check_allocation(config: RunConfig) -> None:
     wanted = config.supervision.nodes
     if wanted == 1:
         return
-    if "SLURM_JOB_ID" not in os.environ or shutil.which("srun") is None:
+    if "SLURM_JOB_ID" not in os.environ or not program("srun"):
         raise ConfigError(
             KEY, f"{plural(wanted, 'node')} asked, this is no Slurm allocation", "start it with sbatch, or with hydra/launcher=submitit_slurm"
         )
@@ -92,7 +92,7 @@ def _environment() -> dict[str, str]:
 def srun(nodes: Sequence[str], command: Sequence[str]) -> list[str]:
     """An argv that runs `command` once on each of `nodes` in the allocation, beside other steps, with output labelled line by line."""
     shape = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"]
-    return [shutil.which("srun") or "srun", *shape, "--overlap", "--cpu-bind=none", "--label", *command]
+    return [program("srun") or "srun", *shape, "--overlap", "--cpu-bind=none", "--label", *command]
 
 
 def placement_on(alive: Sequence[str], config: RunConfig, silent: Sequence[str] = ()) -> NodePlacement:
@@ -129,7 +129,7 @@ def requeued() -> bool:
 
     A lost node, preemption and an administrator do that too: the job counts one restart more than this process began with.
     """
-    if "SLURM_JOB_ID" not in os.environ or shutil.which("scontrol") is None:
+    if "SLURM_JOB_ID" not in os.environ or not program("scontrol"):
         return False
     restarts = re.search(r"\bRestarts=(\d+)", _scontrol("--oneliner", "show", "job", _job()).stdout)
     return restarts is not None and int(restarts[1]) > int(os.environ.get("SLURM_RESTART_COUNT") or 0)
