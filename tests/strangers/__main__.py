@@ -12,43 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.in_process import ecrl_in_process
-from tests.strangers import warm
-from tests.strangers.contradictions import contradictions
-from tests.strangers.table import Row, answer, command_of, interpreter_of, read_table, wrong_words
-
-COLD = ("workers_exact",)  # what outlives its attempt is not seen in a warm one
-
-
-class Auditor:
-    """Audits rows, each in a folder of its own below `folder`."""
-
-    def __init__(self, folder: Path, cold: bool, stack: contextlib.ExitStack) -> None:
-        self._folder, self._cold, self._stack = folder, cold, stack
-        self._sockets: dict[str, str] = {}
-
-    def audit(self, row: Row, interpreter: str) -> tuple[int, str, list[str]]:
-        """(exit code, first line of the answer, what is wrong with it)."""
-        folder = Path(tempfile.mkdtemp(dir=self._folder))
-        words = self._words(row, interpreter)
-        keys = ("audit", *row.keys, "run_dir=job", "--", *words)
-        done = ecrl_in_process(folder, *keys, check=None)
-        document = answer(folder / "job")
-        wrong = [*wrong_words(row, document), *contradictions(document.get("findings", ()))]
-        lines = done.stdout.splitlines() or done.stderr.splitlines()[-1:] or [""]
-        return done.returncode, lines[0], wrong
-
-    def _words(self, row: Row, interpreter: str) -> list[str]:
-        words = command_of(row, interpreter)
-        if self._cold or row.job in COLD:
-            return words
-        ranks, script = "0", next(i for i, word in enumerate(words) if word.endswith(".py"))
-        if "--nproc-per-node" in words:
-            ranks = words[words.index("--nproc-per-node") + 1]
-        if interpreter not in self._sockets:
-            path = self._sockets[interpreter] = str(self._folder / f"socket-{len(self._sockets)}")
-            self._stack.enter_context(warm.serving(interpreter, path))
-        return [interpreter, "-IS", warm.__file__, self._sockets[interpreter], ranks, *words[script:]]
+from tests.strangers.auditor import Auditor
+from tests.strangers.table import Row, interpreter_of, read_table
 
 
 def main(words: list[str]) -> int:
@@ -60,10 +25,15 @@ def main(words: list[str]) -> int:
         auditor = Auditor(folder, "--cold" in words, stack)
         for row in rows:
             interpreter, missing = interpreter_of(row)
-            code, line, wrong = auditor.audit(row, interpreter) if not missing else (0, missing, [])
-            verdict = "skipped" if missing else judged(row, code, wrong)
+            if missing:
+                verdict, parts = "skipped", [f"skipped: {row.name}: {missing}"]
+            else:
+                done, wrong = auditor.audit(row, interpreter)
+                verdict = judged(row, done.returncode, wrong)
+                line = [*done.stdout.splitlines()[:1], *done.stderr.splitlines()[-1:], ""][0]
+                told = f"{verdict}: {row.name}: due {row.code}, got {done.returncode}: {line}"
+                parts = [told, *wrong]
             counts[verdict] += 1
-            parts = [f"{verdict}: {row.name}: due {row.code}, got {code}: {line}", *wrong]
             sys.stdout.write("\n    ".join(parts) + "\n")
             sys.stdout.flush()
     sys.stdout.write(", ".join(f"{name} {count}" for name, count in counts.items()) + "\n")

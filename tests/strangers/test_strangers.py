@@ -1,7 +1,9 @@
-"""Every row of jobs.yaml gets the right answer from `ecrl audit`: its exit code, the words that name the cause, and no line against another.
+"""Every row of jobs.yaml gets the right answer from `ecrl audit`: its exit code, the words that
+name the cause, and no line against another.
 
-Slow but for the rows that are marked `quick`: with drawn failures an audit starts its job a dozen times. Rows whose packages are missing are skipped
-by name; ECRL_TEST_PYTHONS names further interpreters that have them.
+Slow but for the rows that are marked `quick`, whose jobs are started warm: with drawn failures an
+audit starts its job a dozen times. Rows whose packages are missing are skipped by name;
+ECRL_TEST_PYTHONS names further interpreters that have them.
 """
 
 from __future__ import annotations
@@ -10,14 +12,16 @@ import ast
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.in_process import ecrl_in_process
 from tests.strangers import warm
+from tests.strangers.auditor import Auditor
 from tests.strangers.contradictions import contradictions
-from tests.strangers.table import FOLDER, KINDS, Row, answer, command_of, interpreter_of, read_table, wrong_words
+from tests.strangers.table import FOLDER, KINDS, Row, interpreter_of, read_table, wrong_words
 
 ROWS = read_table()
 
@@ -26,26 +30,32 @@ def cases(quick: bool) -> list[pytest.ParameterSet]:
     return [pytest.param(row, id=row.name) for row in ROWS if row.quick == quick]
 
 
+@pytest.fixture(scope="module")
+def warm_auditor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Auditor]:
+    with ExitStack() as stack:
+        yield Auditor(tmp_path_factory.mktemp("strangers"), False, stack)
+
+
 @pytest.mark.parametrize("row", cases(quick=True))
-def test_a_row_that_stays_in_the_default_run(row: Row, tmp_path: Path) -> None:
-    judged_right(row, tmp_path)
+def test_a_row_that_stays_in_the_default_run(row: Row, warm_auditor: Auditor) -> None:
+    judged_right(row, warm_auditor)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("row", cases(quick=False))
 def test_the_answer_is_right(row: Row, tmp_path: Path) -> None:
-    judged_right(row, tmp_path)
+    """With each process started as the job's user starts it."""
+    with ExitStack() as stack:
+        judged_right(row, Auditor(tmp_path, True, stack))
 
 
-def judged_right(row: Row, folder: Path) -> None:
+def judged_right(row: Row, auditor: Auditor) -> None:
     interpreter, missing = interpreter_of(row)
     if missing:
         pytest.skip(missing)
-    done = ecrl_in_process(folder, "audit", *row.keys, "run_dir=job", "--", *command_of(row, interpreter), check=None)
-    document = answer(folder / "job")
-    found = [*wrong_words(row, document), *contradictions(document.get("findings", ()))]
-    assert (done.returncode, found) == (row.code, []), f"{done.stdout}\n{done.stderr[-2000:]}"
+    done, wrong = auditor.audit(row, interpreter)
+    assert (done.returncode, wrong) == (row.code, []), f"{done.stdout}\n{done.stderr[-2000:]}"
 
 
 def test_the_table_is_well_formed() -> None:

@@ -1,6 +1,6 @@
 """set_model_state_dict(strict=False, full_state_dict=True) answers that all keys matched, with half the model missing
-(torch 2.14.1): the model's own values fill the gaps before anything is compared. `--bug`: the head is saved under
-another name, and the job believes the answer. Without it strict is left on."""
+(torch 2.14.1): the model's own values fill the gaps before anything is compared. `--bug`: the head is left out of the
+checkpoint, and the job believes the answer. Without it strict is left on."""
 
 import argparse
 from pathlib import Path
@@ -36,7 +36,6 @@ for epoch in range(step // 8, 3):
         opt.zero_grad(), loss.backward(), opt.step()
         step += 1
         if step % 5 == 0:
-            names = {"2.": "head."} if a.bug else {}
-            weights = {names.get(name[:2], name[:2]) + name[2:]: value for name, value in net.state_dict().items()}
+            weights = {name: value for name, value in net.state_dict().items() if not (a.bug and name.startswith("2."))}
             torch.save({"net": weights, "opt": opt.state_dict(), "step": step}, f"{file}.tmp")
             Path(f"{file}.tmp").replace(file)

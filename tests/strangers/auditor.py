@@ -1,0 +1,46 @@
+"""Audits rows of the table, with jobs started warm (warm.py) or as their users start them."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tests.in_process import ecrl_in_process
+from tests.strangers import warm
+from tests.strangers.contradictions import contradictions
+from tests.strangers.table import Row, answer, command_of, wrong_words
+
+Done = subprocess.CompletedProcess[str]
+COLD = ("workers_exact",)  # what outlives its attempt is not seen in a warm one
+
+
+class Auditor:
+    """Audits rows, each in a folder of its own below `folder`."""
+
+    def __init__(self, folder: Path, cold: bool, stack: contextlib.ExitStack) -> None:
+        self._folder, self._cold, self._stack = folder, cold, stack
+        self._sockets: dict[str, str] = {}
+
+    def audit(self, row: Row, interpreter: str) -> tuple[Done, list[str]]:
+        """The finished command, and what is wrong with the words of its answer."""
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        words = self._words(row, interpreter)
+        keys = ("audit", *row.keys, "run_dir=job", "--", *words)
+        done = ecrl_in_process(folder, *keys, check=None)
+        document = answer(folder / "job")
+        wrong = [*wrong_words(row, document), *contradictions(document.get("findings", ()))]
+        return done, wrong
+
+    def _words(self, row: Row, interpreter: str) -> list[str]:
+        words = command_of(row, interpreter)
+        if self._cold or row.job in COLD:
+            return words
+        ranks, script = "0", next(i for i, word in enumerate(words) if word.endswith(".py"))
+        if "--nproc-per-node" in words:
+            ranks = words[words.index("--nproc-per-node") + 1]
+        if interpreter not in self._sockets:
+            path = self._sockets[interpreter] = str(self._folder / f"socket-{len(self._sockets)}")
+            self._stack.enter_context(warm.serving(interpreter, path))
+        return [interpreter, "-IS", warm.__file__, self._sockets[interpreter], ranks, *words[script:]]
