@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+import torch
 
 from ecrl import faults
 from ecrl.masking import masked, masked_text
@@ -165,6 +170,14 @@ def test_a_typed_point_must_exist(tmp_path: Path, text: str, said: str) -> None:
         assert f"{planned.faults[0].step}.save:{planned.faults[0].point}" == text
 
 
+def test_a_save_that_is_typed_without_a_point_is_torn_in_its_main_file(tmp_path: Path) -> None:
+    lines = [line for step in (4, 8) for line in (file("write", "latest", step), file("write", f"step-{step}/a.pt", step, overlapped=True))]
+    (planned,) = planned_arms(
+        AuditConfig(failure=AuditFailure("kill", ("8.save",), 0)), judged_arm(recorded(tmp_path / "ref", process(LAST, *lines)))
+    )
+    assert planned.faults[0].point == "step-8/a.pt:torn"
+
+
 @pytest.mark.parametrize("text", ["4.backward:model.bin:torn", "4.save:model.bin:burnt", "4.save:model.bin"])
 def test_what_is_no_point_of_a_save_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
@@ -251,6 +264,19 @@ def test_a_job_that_goes_on_from_the_checkpoint_before_has_recovered(tmp_path: P
 def test_a_job_that_begins_anew_although_a_checkpoint_lay_there_has_not(tmp_path: Path) -> None:
     ((status, said),) = inside(tmp_path / "inside-save", process(LAST, attempt=1), {})
     assert status == BROKEN and said == f"attempt 1 began anew after {DEATH}, although the checkpoint of step 4 had been finished"
+
+
+def test_a_checkpoint_that_was_being_overwritten_is_said_to_be(tmp_path: Path) -> None:
+    first = process(8, file("write", "last.pt", 4), file("closed", "last.pt", 4), file("write", "last.pt", 8), struck("last.pt", "torn", 8))
+    launches = [{"exit_code": None, "signal": 9, "planned": True}, {}]
+    (finding,) = recoverable(judged_arm(recorded(tmp_path / "inside-save", first, process(LAST, attempt=1), launches=launches)))
+    assert finding.status == BROKEN and finding.message.endswith("although the checkpoint of step 4 had been finished, and was being overwritten")
+
+
+def test_a_save_in_which_the_job_was_killed_is_not_finished(tmp_path: Path) -> None:
+    """No other save says which files it lacks."""
+    lines = process(4, *saved(4)[:3], struck("checkpoint-4/state.json", "before", 4))
+    assert [one.finished for one in checkpoints(recorded(tmp_path / "struck", lines))] == [False]
 
 
 def test_a_job_that_does_not_start_again_has_not(tmp_path: Path) -> None:
@@ -416,3 +442,13 @@ def test_secrets_of_a_command_line_are_masked() -> None:
     kept = ["env", "python", "t.py", "--api-key", "--tokenizer", "g", "--max-tokens", "5", "--hf-token", "--out", "d"]
     assert [word for word in shown if "***" not in word] == kept
     assert masked_text("--resume {dir}/x  --secret  abc") == "--resume {dir}/x  --secret  ***"
+
+
+def test_every_generator_is_seeded_before_the_jobs_own_code(tmp_path: Path) -> None:
+    root = Path(faults.__file__).parents[1]
+    path = os.pathsep.join([str(root / "ecrl" / "startup"), str(root)])
+    code = "import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.rand(()).item())"
+    recorded = os.environ | {"PYTHONPATH": path, "ECRL_RECORD": str(tmp_path), "ECRL_SEED": "7"}
+    done = subprocess.run([sys.executable, "-c", code], env=recorded, capture_output=True, text=True, timeout=200, check=True)
+    drawn_here = (random.Random(7).random(), numpy.random.RandomState(7).rand(), torch.rand((), generator=torch.Generator().manual_seed(7)).item())
+    assert done.stdout.split() == [repr(float(value)) for value in drawn_here]

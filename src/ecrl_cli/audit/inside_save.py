@@ -91,6 +91,8 @@ def _went_on(judged: Judged, death: Death, begun: Resumed, where: str) -> Findin
         newest = max(before, key=lambda one: (offsets.get(one.attempt, 0) + one.step, one.at))
         step = offsets.get(newest.attempt, 0) + newest.step
         gone = ", and was removed before the next was finished" if newest.removed is not None and newest.removed[0] <= death.attempt else ""
+        if death.path in newest.paths:
+            gone = ", and was being overwritten"
         said = f"attempt {begun.attempt} began anew after {where}, although the checkpoint of step {step} had been finished{gone}"
         return Finding(RECOVERABLE, BROKEN, said, arm.name, step)
     return None

@@ -7,9 +7,8 @@ import re
 from dataclasses import dataclass
 
 from ecrl.faults import matches
-from ecrl.files import looks_binary
 from ecrl_cli.audit.components import SHOWN, Judged
-from ecrl_cli.audit.saving import SaveEvents, checkpoints, kind_of, save_events
+from ecrl_cli.audit.saving import SaveEvents, checkpoints, kind_of, main_file, save_events
 from ecrl_cli.config.audit import AuditConfig, step_and_moment
 from ecrl_cli.errors import ConfigError, plural
 
@@ -102,10 +101,22 @@ def _typed(config: AuditConfig, reference: Judged) -> PlannedArm:
         if moment == "save" and step not in saved[failure.rank]:
             said = f"{text}: rank {failure.rank} saves nothing after step {step} in the undisturbed run"
             raise ConfigError("failure.steps", said, f"it saves after {', '.join(map(str, sorted(saved[failure.rank])[:SHOWN])) or 'none'}")
-        if point:
+        if moment == "save" and not point:
+            point = _torn_in(save_events(reference.arm), failure.rank, step)
+        elif point:
             _check_point(text, point, [save for save in save_events(reference.arm) if save.rank == failure.rank and save.step >= step])
         faults.append(PlannedFault(index, index, failure.kind, failure.rank, step, moment, point))
     return PlannedArm("struck", "as typed", tuple(faults), bool(config.audit.elastic))
+
+
+def _torn_in(saves: list[SaveEvents], rank: int, step: int) -> str:
+    """The point at which the main file of the save after `step` is torn; empty where its files are not on record."""
+    there = [save for save in saves if save.rank == rank and save.step == step]
+    for save in sorted(there, key=lambda save: not save.overlapped):  # what another thread writes is larger than what is written beside it
+        main = main_file(save.events)
+        if main is not None:
+            return f"{_pattern(save.events[main][1], None)}:torn"
+    return ""
 
 
 def _check_point(text: str, point: str, saves: list[SaveEvents]) -> None:
@@ -179,14 +190,15 @@ def points(save: SaveEvents, other: SaveEvents | None, whole: bool = True) -> li
     which the numbers that change from save to save are told. `whole` False: only before and in the main file, for a further rank.
     """
     names = [_pattern(path, other.events[place][1] if other is not None else None) for place, (_, path) in enumerate(save.events)]
-    main = next((place for place, (op, path) in enumerate(save.events) if op in ("write", "link", "rename") and looks_binary(path)), 0)
-    written = save.events[main][0] == "write"
+    main = main_file(save.events)
     found = [f"{names[0]}:before"]
-    if written:
+    if main is not None:
         found += [f"{names[main]}:empty", f"{names[main]}:torn"]
-    after = [place for place in range(main + 1, len(names)) if save.events[place][0] in ("write", "rename", "link") and names[place] != names[main]]
+    start = main if main is not None else 0
+    later = [place for place in range(start + 1, len(names)) if save.events[place][0] in ("write", "rename", "link")]
+    after = [place for place in later if names[place] != names[start]]
     if whole and after:
-        if len(after) > 1 and written:
+        if len(after) > 1 and main is not None:
             found.append(f"{names[main]}:after")
         found.append(f"{names[after[-1]]}:before")
         if save.events[after[-1]][0] == "write":

@@ -12,6 +12,7 @@ from ecrl.files import looks_binary
 from ecrl_cli.audit.records import Arm, Process
 
 _DIGITS = re.compile(r"\d+")
+_STATE = re.compile(r"(?i)\.(pt|pth|bin|ckpt|safetensors|distcp|npz|npy|pkl|pickle|tar|msgpack|h5)(\.\w{1,12})?$")
 _RANDOM = re.compile(r"(?<![a-zA-Z])tmp[a-z0-9_]{8}(?![a-zA-Z0-9])|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{16,}")
 
 
@@ -100,6 +101,12 @@ def reads(arm: Arm) -> list[Read]:
                 inside = [one for one in saved if one.attempt < attempt and any(_below(name, path) for name in one.paths)]
                 found.append(Read(attempt, process.rank, path, inside[-1] if inside else None))
     return found
+
+
+def main_file(events: list[tuple[str, str]]) -> int | None:
+    """The place in `events` of the first file that is written and most likely holds state: by a suffix that checkpoints have, else any but text."""
+    written = [place for place, (op, path) in enumerate(events) if op == "write" and looks_binary(path)]
+    return next((place for place in written if _STATE.search(events[place][1])), written[0] if written else None)
 
 
 @dataclass
@@ -192,10 +199,23 @@ def _of_process(arm: Arm, attempt: int, process: Process) -> Iterator[_Written]:
         else:
             continue
         groups[final[name]].at = max(groups[final[name]].at, float(event.get("at") or 0.0))
+    struck = _struck(process, groups)
     for (step, _), group in groups.items():
-        if not group.overlapped and last > step:
+        if group in struck:
+            group.files = dict.fromkeys(group.files, False)
+        elif not group.overlapped and last > step:
             group.files = dict.fromkeys(group.files, True)
         yield group
+
+
+def _struck(process: Process, groups: dict[tuple[int, str], _Written]) -> list[_Written]:
+    """The saves in which a planned failure came before their end."""
+    found = []
+    for fault in process.faults:
+        if fault.get("moment") == "save" and fault.get("how") != "after":
+            named = [group for group in groups.values() if group.overlapped and fault.get("path") in group.files]
+            found += named[-1:] or [group for (step, _), group in groups.items() if step == fault["after_step"]]
+    return found
 
 
 def _events(process: Process) -> Iterable[dict[str, Any]]:

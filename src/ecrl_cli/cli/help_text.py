@@ -196,10 +196,11 @@ Examples
   ecrl audit --state A.pt B.pt                       two states value by value: torch.save, safetensors, DCP folders
 
   {dir}              in the command: a folder of the arm's own, the same over its restarts (also ECRL_ARM_DIR); {attempt}: 0, 1, ...
-  audit.resume=TEXT  appended to the command from the second attempt on
+  audit.resume=TEXT  appended to the command from the second attempt on; {latest:GLOB} is the newest match in {dir}
   failure=KIND       kill, term, exit, stop, raise, oom, at failure.steps=[STEP] or [STEP.MOMENT] (before, backward, optimizer, save) of failure.rank;
-                     several steps: one after the other. Without it three kills are drawn from what the undisturbed run showed:
-                     between two checkpoints, right after one, and in a later epoch
+                     several steps: one after the other; STEP.save:FILE:HOW at one file of a save (before, empty, torn, after). Without it
+                     up to audit.failures (5) arms are drawn: between two checkpoints, twice, in a later epoch, inside a save, by SIGTERM
+  audit.seed=N       seeds Python, numpy and torch in each process of a job that sets no seed itself
   audit.references=N undisturbed runs (2); audit.order=free: samples in any order
   audit.digests=N    digest the state every N steps (1) and at each checkpoint; 0: at checkpoints only
   audit.cold=true    also start it with nothing to resume from: a resumed attempt must differ from that
