@@ -46,7 +46,8 @@ h1{font-size:1.4em;overflow-wrap:anywhere} h3{margin-bottom:.2em} a{color:inheri
 .lead{font-size:1.1em} small,.dim{color:var(--dim)} code,pre{font:13px/1.45 ui-monospace,monospace;overflow-wrap:anywhere}
 pre{background:var(--sunken);padding:.6em .8em;white-space:pre-wrap;margin:.3em 0}
 table{border-collapse:collapse;width:100%} td,th{text-align:left;vertical-align:top;padding:.3em .6em;border-bottom:1px solid var(--line)}
-td:first-child{white-space:nowrap} td.said{min-width:14em;overflow-wrap:anywhere} .scroll{overflow-x:auto} svg{display:block} svg text{fill:var(--ink)} .death{fill:var(--death)}
+td:first-child{white-space:nowrap}
+td.said{min-width:14em;overflow-wrap:anywhere} .scroll{overflow-x:auto} svg{display:block} svg text{fill:var(--ink)} .death{fill:var(--death)}
 {% for state in states %}.{{ state | replace(" ", "-") }}{fill:var(--{{ state | replace(" ", "-") }})}
 {% endfor %}.legend{list-style:none;padding:0;display:flex;flex-wrap:wrap;gap:.2em 1.2em}
 .legend svg{display:inline;vertical-align:-2px;margin-right:.4em}
