@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.cli import audit, compare, report, verify
+from ecrl_cli.cli import audit, compare, examples, report, verify
 from ecrl_cli.cli.arguments import Arguments, check_overrides, parse, read_overrides, typed
 from ecrl_cli.cli.compose import PRIMARY as TRAIN
 from ecrl_cli.cli.compose import compose, expand, initialized
@@ -100,6 +100,8 @@ def check_ecrl(words: list[str]) -> None:
         verify.parser().parse_args(rest)
     elif verb == "compare":
         compare.parser().parse_args(rest)
+    elif verb == "examples":
+        examples.parser().parse_args(rest)
     elif verb == "report":
         report.parser().parse_args(rest)
     elif "study=all" in words:

@@ -59,6 +59,9 @@ def test_the_wheel_holds_what_runs_and_nothing_of_the_tests(wheel: Path) -> None
     assert {name.rpartition("/")[2] for name in names if "dist-info/licenses" in name} == {"LICENSE", "NOTICE"}
     configured = {path.relative_to(REPOSITORY / "conf").as_posix() for path in (REPOSITORY / "conf").rglob("*.yaml")}
     assert {name.removeprefix("ecrl_cli/conf/") for name in names if name.startswith("ecrl_cli/conf/")} == configured
+    kinds = (".py", ".ipynb", ".yaml", ".json", ".txt")
+    shown = {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "examples").rglob("*") if path.suffix in kinds}
+    assert {f"ecrl_cli/{name}" for name in shown} == {name for name in names if name.startswith("ecrl_cli/examples/")}
 
 
 def test_the_installed_package_is_the_one_that_runs(run: Command, installed: Path) -> None:
@@ -70,6 +73,18 @@ def test_the_installed_package_is_the_one_that_runs(run: Command, installed: Pat
     assert all(Path(path).is_relative_to(installed.resolve()) for path in (recorder, package, conf)), (recorder, package, conf)
     assert same_version
     assert run("ecrl", "--help").stdout.startswith("ecrl: when a PyTorch DDP job dies")
+    assert run("ecrl", "--explain", "E-storage").stdout.startswith("E-storage\n")
+
+
+def test_it_brings_the_examples_of_the_documentation(run: Command, tmp_path: Path) -> None:
+    assert run("ecrl", "examples").returncode == 0
+    composed = run("ecrl", "--config-dir", "examples/conf", "+suite=tiny", "variant=blk", "--cfg", "job")
+    assert composed.returncode == 0 and "suite_name: tiny" in composed.stdout, composed.stderr
+    assert "position" in run("python", "examples/jobs/plain.py", "--bugs").stdout
+
+
+def test_the_pytest_plugin_is_registered(run: Command) -> None:
+    assert "@pytest.mark.ecrl_audit(command, *keys)" in run("python", "-m", "pytest", "--markers", "-p", "no:cacheprovider").stdout
 
 
 def test_it_trains_and_judges_what_it_trained(run: Command, tmp_path: Path) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ecrl_cli.audit.audit import judge_folder
+from ecrl_cli import __version__
+from ecrl_cli.audit.audit import judge_folder, write_result
 from ecrl_cli.audit.costs import costs_of
-from ecrl_cli.audit.page import page
+from ecrl_cli.audit.page import STATES, page
 from ecrl_cli.audit.records import read_arm
 from ecrl_cli.audit.verdict import AuditVerdict, render
 from ecrl_cli.cli.audit import audit
@@ -375,6 +377,36 @@ def test_the_page_colours_only_what_was_compared(recorded: Path) -> None:
     assert "python generator, steps 1 to 16: not recorded" in drawn["struck"]
 
 
+def test_the_page_says_in_words_what_the_colours_say_and_a_step_of_no_undisturbed_run_is_not_equal(recorded: Path) -> None:
+    for arm in ("ref", "ref2"):
+        shutil.rmtree(recorded / arm)
+        write_arm(recorded / arm, (0, 14))
+    text = page("audit", judged(recorded))
+    struck = {part.split("<")[0]: part for part in text.split("<h3>")[1:]}["struck"]
+    assert "samples, steps 1 to 14: equal" in struck and "samples, steps 15 to 16: not done undisturbed" in struck
+    assert re.search(r"<div class=\"dim\">the undisturbed run never did this step: samples, [^<]*\(steps 15 to 16\)</div>", struck)
+    assert all(f">{words}</li>" in text for words in STATES.values()), "a legend"
+
+
+def test_the_page_names_command_versions_attempts_and_their_last_words(recorded: Path) -> None:
+    log = recorded / "struck" / "attempt-01" / "output.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(b"epoch 1\n" * 900 + b"CUDA <error>\x1b[31m\xff\n")
+    write_result(recorded, judged(recorded), {"command": ["python", "train.py", "--name", "<b>"]})
+    text = (recorded / "report" / "index.html").read_text()
+    assert "python train.py --name &lt;b&gt;" in text and f"ECRL {__version__}" in text
+    assert 'href="../struck/attempt-01/output.log"' in text and text.count("output.log</a>") == len([*recorded.glob("*/attempt-*/output.log")])
+    words = text.partition("last words of struck, attempt 1</summary>")[2].partition("</pre>")[0]
+    assert "CUDA &lt;error&gt;" in words and "\x1b" not in words and words.count("epoch 1") == 5
+    link = recorded / "struck" / "attempt-00" / "output.log"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    (recorded.parent / "elsewhere").write_text("a secret")
+    link.symlink_to(recorded.parent / "elsewhere")
+    write_result(recorded, judged(recorded), {})
+    assert "a secret" not in (recorded / "report" / "index.html").read_text(), "a stranger's recording may point elsewhere"
+
+
 def test_the_page_says_what_each_arm_cost(recorded: Path) -> None:
     """Two deaths, four steps done again of half a second each in 6 s of wall time; one save that took 20 ms."""
     change(recorded, 0, lambda line: line | {"seconds": 0.02} if line["type"] == "save" and line["done"] and line["after_step"] == 4 else line, (0,))
@@ -385,7 +417,7 @@ def test_the_page_says_what_each_arm_cost(recorded: Path) -> None:
     assert (costs.attempts, costs.steps, costs.steps_done_again, costs.save_seconds) == (3, 16, 2, (0.02,))
     assert costs.restart_seconds == (6.0,) and costs.attempt_seconds == (2.0, 2.0, 2.0) and costs.goodput == 1.0
     text = page("audit", verdict)
-    assert "20 ms, at most 20 ms (1)" in text and "<td>6.0 s</td>" in text and text.count('class="death"') == 2
+    assert "20 ms, at most 20 ms (1)" in text and ">6.0 s</td>" in text and text.count('class="death"') == 2
     assert ">attempt 0</text>" in text and 'text-anchor="end">16</text>' in text
 
 

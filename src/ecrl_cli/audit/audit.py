@@ -178,7 +178,7 @@ def write_result(folder: Path, verdict: AuditVerdict, more: dict[str, Any]) -> N
     refuse_links(folder, ("report", "audit.json"))  # a stranger's recording may point elsewhere
     write_json(folder / "audit.json", document)
     (folder / "report").mkdir(exist_ok=True)
-    write_whole(folder / "report" / "index.html", page(folder.name, verdict).encode(), durable=False)
+    write_whole(folder / "report" / "index.html", page(folder.name, verdict, document, folder).encode(), durable=False)
 
 
 def _costs(verdict: AuditVerdict) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERBS = ("train", "verify", "compare", "report", "study", "audit", "doctor", "completion")
+VERBS = ("train", "verify", "compare", "report", "study", "audit", "doctor", "examples", "completion")
 
 _CODES = """\
 Exit codes: 0 done, valid; 1 invalid; 2 bad input (nothing was written); 3 evidence missing; 4 no valid checkpoint; 5 storage error;
@@ -19,6 +19,7 @@ ecrl: when a PyTorch DDP job dies, does it come back exactly, and what does that
   ecrl study study=NAME          an experiment on the checkpoint store: crash points, power loss, corruption, ...
   ecrl audit -- COMMAND          judge a training job that ECRL did not write: does it come back exactly?
   ecrl doctor [DIR]              what this machine gives a run, and what follows from it
+  ecrl examples [DIR]            the jobs, the suite and the notebook of the documentation, written into DIR
   ecrl completion SHELL          completion for bash, zsh or fish: source <(ecrl completion bash)
   ecrl --version
   ecrl --explain E-CODE          what an error means, and the way out
@@ -233,6 +234,7 @@ HELP = {
     "study": _STUDY + _CODES,
     "audit": _AUDIT + _CODES,
     "doctor": _DOCTOR + _CODES,
+    "examples": _ECRL + _CODES,
     "completion": _ECRL + _CODES,
 }
 

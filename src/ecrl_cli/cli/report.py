@@ -5,6 +5,7 @@ What has no verdict is verified first.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -18,8 +19,10 @@ from rich.progress import Progress
 
 from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, Suite, check_report, tell
 from ecrl_cli.cli.console import Parser, out, restrict, say
+from ecrl_cli.cli.judged_elsewhere import judged, set_apart
+from ecrl_cli.cli.scrub import VerifyOutput
 from ecrl_cli.cli.targets import checked
-from ecrl_cli.cli.verify import judge, side_by_side
+from ecrl_cli.cli.verify import WORST_FIRST, judge, promise_cases, side_by_side
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.report.build import report as build_report
@@ -37,7 +40,11 @@ def report(argv: Sequence[str]) -> int:
     other = checked(flags.against) if flags.against else None
     if flags.history and other:
         raise ConfigError("--against", "holds two sweeps against each other; --history all builds over time", "leave one of them out")
-    folders = [checked(folder) for folder in flags.folders]
+    given, audits = set_apart([checked(folder) for folder in flags.folders], studies=False)
+    answers = {folder: judged(folder) for folder in audits}
+    if answers and not given:
+        return _audits_alone(answers, flags, monotonic() - began)
+    folders = given
     if flags.history:
         history_folder(folders, flags.out)  # refused before anything is verified
     judging = Judging(flags.judge, verify_all if flags.verify else None)
@@ -51,12 +58,47 @@ def report(argv: Sequence[str]) -> int:
         cases = history_cases(document) if flags.history else gate_cases(document)
         verdict = {0: "valid", 3: "unknown"}.get(made.exit_code, "invalid")
         suite = Suite("ecrl report", verdict, str(document.get("headline", "")), monotonic() - began)
-        tell(suite, cases, flags.junit, annotate=flags.github)
+        tell(
+            suite,
+            [*cases, *_cases_of(answers)],
+            flags.junit,
+            annotate=flags.github,
+        )
     if flags.json:
-        sys.stdout.write(json.dumps({"page": page, "exit_code": made.exit_code, "text": made.text, **document}, indent=2) + "\n")
+        sys.stdout.write(
+            json.dumps({"page": page, "exit_code": made.exit_code, "text": made.text, **document, **_audits_of(answers)}, indent=2) + "\n"
+        )
     else:
         out(made.text.rstrip() + ("" if page in made.text else f"\n{page}"))
-    return made.exit_code
+        for answer in answers.values():
+            out(answer.text)
+    return _worst([made.exit_code, *(answer.exit_code for answer in answers.values())])
+
+
+def _audits_alone(answers: dict[Path, VerifyOutput], flags: argparse.Namespace, seconds: float) -> int:
+    """Where only audits were named: each has its own page, which was written anew."""
+    code = _worst([answer.exit_code for answer in answers.values()])
+    if flags.junit or flags.github:
+        suite = Suite("ecrl report", {0: "valid", 3: "unknown"}.get(code, "invalid"), "", seconds)
+        tell(suite, _cases_of(answers), flags.junit, annotate=flags.github)
+    if flags.json:
+        sys.stdout.write(json.dumps({str(folder): answer.document for folder, answer in answers.items()}, indent=2) + "\n")
+    else:
+        for answer in answers.values():
+            out(answer.text)
+    return code
+
+
+def _worst(codes: list[int]) -> int:
+    return next(code for code in WORST_FIRST if code in codes)
+
+
+def _cases_of(answers: dict[Path, VerifyOutput]) -> list[Case]:
+    return [case for folder, answer in answers.items() for case in promise_cases(str(folder), answer.document)]
+
+
+def _audits_of(answers: dict[Path, VerifyOutput]) -> dict[str, Any]:
+    return {"audits": {str(folder): answer.document for folder, answer in answers.items()}} if answers else {}
 
 
 def gate_cases(document: dict[str, Any]) -> list[Case]:

@@ -20,6 +20,7 @@ from ecrl_cli.checkpoint.repair.scrub import ScrubConfig
 from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, Suite, check_report
 from ecrl_cli.cli.ci import tell as tell_ci
 from ecrl_cli.cli.console import Parser, out, restrict, say
+from ecrl_cli.cli.judged_elsewhere import judged, set_apart
 from ecrl_cli.cli.manifest import verify_manifests
 from ecrl_cli.cli.scrub import VerifyOutput, integrity_config, scrubbed, unreadable
 from ecrl_cli.cli.targets import Checkpoints, checked, checkpoints_of, sorted_out
@@ -42,7 +43,7 @@ from ecrl_cli.verify.verify_run import named, verify_run
 
 T = TypeVar("T")
 _EXIT = {"valid": 0, "invalid": 1, "unknown": 3}
-_WORST_FIRST = (5, 4, 1, 2, 3, 0)
+WORST_FIRST = (5, 4, 1, 2, 3, 0)
 
 
 def verify(argv: Sequence[str]) -> int:
@@ -56,7 +57,8 @@ def verify(argv: Sequence[str]) -> int:
         return verify_manifests(flags.folders, flags.max_bytes, flags.json)
     reference = checked(flags.reference) if flags.reference else None
     key = read_key(str(flags.seal_key), "--seal-key") if flags.seal_key else b""
-    runs, folders = sorted_out(flags.folders)
+    given, apart = set_apart(flags.folders, studies=True)
+    runs, folders = sorted_out(given) if given else ([], [])
     if flags.seal_key and (theirs := next((run for run in runs if in_run(RunLayout(named(run)), str(flags.seal_key))), None)):
         raise ConfigError("--seal-key", f"lies in {theirs}, which it is to vouch for", "name a key that was never in the hands of the sender")
     if flags.scrub:
@@ -67,19 +69,20 @@ def verify(argv: Sequence[str]) -> int:
     if flags.with_reference and (stopped := train_references(runs, known)):
         return stopped
     answers = dict(zip(map(str, runs), side_by_side(partial(judge, reference=reference, known=known), runs, known), strict=True))
+    answers |= {str(folder): judged(folder) for folder in apart}
     for run in runs if flags.track else ():
         with suppress(EcrlError, OSError):  # the verdict says what is wrong with it
             tell(read_run_config(RunLayout(run)).config, RunLayout(named(run)), say)
     for folder in folders:
         config = ScrubConfig(flags.sample, flags.deep, integrity_config(folder.folder.resolve(), flags.max_bytes))
         answers[folder.label] = scrubbed(folder, config, flags.repair)
-    cases = [case for name, answer in answers.items() for case in _cases(name, answer.document)]
+    cases = [case for name, answer in answers.items() for case in promise_cases(name, answer.document)]
     tell_ci(Suite("ecrl verify", _together(answers.values()), seconds=monotonic() - began), cases, flags.junit, annotate=flags.github)
     if flags.json:
         sys.stdout.write(json.dumps({name: answer.document for name, answer in answers.items()}, indent=2) + "\n")
     for answer in answers.values():
         _say(answer, flags.json)
-    return next(code for code in _WORST_FIRST if code in {answer.exit_code for answer in answers.values()})
+    return next(code for code in WORST_FIRST if code in {answer.exit_code for answer in answers.values()})
 
 
 def parser() -> Parser:
@@ -112,10 +115,10 @@ def _refuse_beside_manifest(flags: argparse.Namespace) -> None:
         raise ConfigError("--max-bytes", "must not be negative", "leave it out to look at everything")
 
 
-def _cases(name: str, document: dict[str, Any]) -> list[Case]:
+def promise_cases(name: str, document: dict[str, Any]) -> list[Case]:
     """A case for each promise of a run; one for a folder of checkpoints, or for what could not be read."""
     run = Path(name).name or name
-    states = {"valid": PASSED, "invalid": FAILED, "no valid checkpoint": FAILED}
+    states = {"valid": PASSED, "invalid": FAILED, "no valid checkpoint": FAILED, "kept": PASSED, "broken": FAILED}
     if "findings" not in document:
         state = states.get(document["status"], SKIPPED)
         return [Case(run, "verify", state, document.get("error", "") or str(document["status"]))]
@@ -130,7 +133,7 @@ def _cases(name: str, document: dict[str, Any]) -> list[Case]:
 def _together(answers: Iterable[VerifyOutput]) -> str:
     """The verdict on everything that was named: the worst, as the exit code has it."""
     codes = {answer.exit_code for answer in answers}
-    worst = next(code for code in _WORST_FIRST if code in codes)
+    worst = next(code for code in WORST_FIRST if code in codes)
     return {0: "valid", 1: "invalid", 4: "invalid", 3: "unknown"}.get(worst, "not judged")
 
 
