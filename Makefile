@@ -8,7 +8,7 @@ STUDIES ?= all
 RESULTS ?= quickstart
 DATA ?=
 
-.PHONY: help quickstart install test test-capabilities test-environments test-slow mutants check docs bench studies results soak clean
+.PHONY: help quickstart install quick test test-bare test-capabilities test-environments test-slow mutants check docs bench studies results soak clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,8 +26,14 @@ quickstart: $(READY)  ## train, kill, recover, verify and report on the embedded
 	$(ECRL) verify $(OUT)
 	$(ECRL) report $(OUT)
 
+quick: $(READY)  ## the tests that start no process and import no torch, within a minute: for every change
+	$(VENV)/bin/python -m tests.quick
+
 test: $(READY)  ## the whole test suite, on two cores at once
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-bare: $(READY)  ## the tests that look at the machine, as if it had nothing that is optional
+	$(VENV)/bin/python -m tests.environments --bare
 
 test-capabilities: $(READY)  ## the quick tests that compare bits, as two other kinds of processor compute them
 	$(VENV)/bin/python -m tests.environments --capabilities

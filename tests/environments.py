@@ -260,7 +260,7 @@ ENVIRONMENTS = {
         prefix=("unshare", "--mount", *shell("mount -t tmpfs -o size=64k tmpfs /dev/shm &&")),
         why_not=not_root,
     ),
-    "as-it-is": Environment(LOOKING),
+    "as-it-is": Environment((PLANS, "unit/test_cli_doctor.py")),
     # As in a container: root, but not allowed to mount.
     "without-optional": Environment(LOOKING, prefix=unprivileged(), hidden=HIDEABLE),
     **{f"without-{name.replace('/dev/', 'dev-').replace(' ', '-')}": Environment((PLANS,), hidden=(name,)) for name in HIDEABLE},

@@ -44,11 +44,18 @@ SLOW: dict[str, tuple[str, ...]] = {
     "e2e/test_deferred_capture.py::test_survivors_go_on_from_a_memory_that_the_writer_copies": ("redistribute",),
     "e2e/test_checkpointers.py::test_state_that_is_not_restored_is_found": ("any_buffers",),
     "e2e/test_readable_runs.py::test_a_run_is_readable_by_whom_it_should_be": ("false",),
-    "e2e/test_added_variants.py::test_what_is_no_picture_recovers_exactly_too": ("own update, in memory",),
+    # Tokens in contract/test_tasks.py, replicas in e2e/test_replicas.py.
+    "e2e/test_added_variants.py::test_what_is_no_picture_recovers_exactly_too": ("own update, in memory", "text, replicas"),
     "e2e/test_added_variants.py::test_what_does_not_belong_together_is_refused_before_the_launch": (
         "task=classification",
         "task=regression",
     ),
+    # What ends a torchrun attempt in a launcher's stand-in ends a real one in e2e/test_exact_recovery.py.
+    "contract/test_launchers.py::test_a_planned_exit_keeps_its_code": ("torchrun",),
+    "contract/test_launchers.py::test_what_a_rank_says_before_it_ends_is_heard": ("torchrun",),
+    # The kept results' own commands, which `make results` composes too; those that readers type stay (contract/test_docs_commands.py).
+    "contract/test_experiments.py::test_a_command_of_an_experiment_can_be_given": (),
+    "contract/test_features_page.py::test_a_command_of_the_page_can_be_given": (),
     # A larger network of the same family.
     "unit/test_models_build.py::test_every_parameter_of_every_model_gets_a_gradient": ("resnet152",),
     "unit/test_models_build.py::test_dropout_draws_from_the_rng_where_it_is_asked_for": ("resnet152",),
@@ -58,9 +65,16 @@ SLOW: dict[str, tuple[str, ...]] = {
         for scale in ("paper", "cpu", "smoke")
         for classes, suite in ((10, "r18-late"), (10, "r50-base"), (100, "r18-base"), (100, "r18-late"), (100, "r50-base"), (100, "r50-late"))
     ),
+    # The one is run whole in e2e/test_recoveries.py, the means of the other are in unit/test_cli_grid.py.
+    "unit/test_cli_sweep.py::test_a_matrix_beyond_the_published_varies_what_it_says": ("recoveries", "failure-rate"),
+    # One scale of those that differ in a factor alone; that each scale composes, the arms of every suite show.
+    "unit/test_cli_grid.py::test_experiment_2_goes_from_two_ranks_to_one_half_way_at_every_scale": ("gpu", "cpu"),
+    "unit/test_cli_grid.py::test_the_sweep_of_intervals_changes_nothing_but_the_interval": ("gpu", "cpu"),
+    "unit/test_cli_grid.py::test_a_typed_scale_makes_the_same_runs": ("cpu",),
     "unit/test_config_schedule.py::test_the_axes_are_the_published_matrix": (),  # test_cli_sweep counts its runs
     # Tools of those who work on ECRL: of `make results`, what else can become of an experiment that is made from nothing, stopped, refused and shown.
     "contract/test_experiments.py::test_a_sweep_and_a_study_are_kept_as_one": (),
+    "contract/test_experiments.py::test_made_again_it_goes_on_and_says_that_there_were_two_sessions": (),  # that a sweep goes on, test_cli_sweep
     "contract/test_experiments.py::test_where_only_the_judge_has_changed_the_same_runs_are_judged_anew": (),
     "contract/test_experiments.py::test_a_study_that_has_lost_a_worker_is_not_kept": (),
     "contract/test_experiments.py::test_an_invalid_run_is_kept_and_the_exit_code_says_so": (),
