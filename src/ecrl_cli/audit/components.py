@@ -48,7 +48,8 @@ MEANING = {
     "numpy generator": "numpy's random number generator was not restored",
     "settings": "the learning-rate schedule, or another setting of the optimizer, was not restored",
     "scale": "the gradient scaler was not restored",
-    "model input": "other tensors entered the model: something between the data and the model was not restored",
+    "model input": "other tensors entered the model: what the job keeps elsewhere, between its data and its model (a normaliser, a memory, an "
+    "environment), was not restored",
     "loss": "something that enters the loss was not restored",
     "buffers": "the model's buffers were not restored",
     "parameters": "something that the update depends on was not restored",

@@ -60,7 +60,8 @@ class Resumed:
     due: Mapping[str, tuple[OptimizerState, ...]] = field(default_factory=dict)
     moments: tuple[Moment, ...] = ()
     comparable: bool = True  # a digest of the newest checkpoint's state is on record
-    first_save: int | None = None  # the first step after which the undisturbed run saved
+    saves_at_all: bool = False  # the undisturbed run has a finished checkpoint before its end
+    newest_aside: int | None = None  # of the finished checkpoints that a thread wrote beside the steps, the newest: it may hold an earlier step
 
     def steps_with(self, key: str, name: str, digest: str) -> list[int]:
         """The steps after which optimizer `name` had these parameters (`key` params) or this state (`key` optimizer)."""
@@ -77,6 +78,7 @@ class Path:
     offsets: dict[int, int]
     resized: frozenset[int] = frozenset()  # attempts with another number of processes than the first
     saves: tuple[Saved, ...] = ()
+    saves_aside: tuple[Saved, ...] = ()  # written by a thread beside the steps
 
     @property
     def last(self) -> int:
@@ -109,19 +111,23 @@ def path_of(arm: Arm, undisturbed: Path | None = None) -> Path:
     first = next((sizes[number] for number in sorted(sizes) if sizes[number]), 0)
     resized = frozenset(number for number, size in sizes.items() if size not in (0, first))
     saved, read = checkpoints(arm), reads(arm)
-    first_save = min((save.step for save in undisturbed.saves), default=None) if undisturbed is not None else None
+    aside: list[Saved] = []
+    saves_at_all = undisturbed is not None and any(save.step < undisturbed.last for save in (*undisturbed.saves, *undisturbed.saves_aside))
     for number in sorted(arm.attempts):
         processes = arm.attempts[number]
         loaded = tuple(dict.fromkeys(one.path for one in read if one.attempt == number))
-        begun = _resumed((number, processes), loaded, moments, saves, first_save) if offsets else Resumed(number, 0, "first", (), None)
+        begun = _resumed((number, processes), loaded, moments, saves) if offsets else Resumed(number, 0, "first", (), None)
+        begun = replace(begun, saves_at_all=saves_at_all, newest_aside=max((save.step for save in aside), default=None))
         if offsets:
             resumed.append(begun)
         offset = offsets[number] = begun.after or 0
         _overwrite(steps, again, processes, (number, sizes), offset)
         for process in processes:
-            moments += _moments(process, offset)
-        saves += [Saved(offset + one.step, one.paths) for one in saved if one.attempt == number and one.finished and not one.overlapped]
-    return Path(steps, again, resumed, offsets, resized, tuple(saves))
+            moments += _moments(process, offset, resumed=bool(resumed))
+        for one in saved:
+            if one.attempt == number and one.finished:
+                (aside if one.overlapped else saves).append(Saved(offset + one.step, one.paths))
+    return Path(steps, again, resumed, offsets, resized, tuple(saves), tuple(aside))
 
 
 def _overwrite(steps: Any, again: Any, processes: list[Process], made: tuple[int, dict[int, int]], offset: int) -> None:
@@ -144,11 +150,12 @@ def _overwrite(steps: Any, again: Any, processes: list[Process], made: tuple[int
     steps.update(done)
 
 
-def _moments(process: Process, offset: int) -> list[Moment]:
-    """The states that a process has on record; steps are those of the job."""
-    found = [] if process.start is None else [Moment(offset, BEFORE, process.start["optimizers"])]
-    for step in process.steps:
-        found += _moments_of(step, step.number if step.declared else offset + step.number)
+def _moments(process: Process, offset: int, resumed: bool) -> list[Moment]:
+    """The states that a process has on record; steps are those of the job. `resumed`: what it began with is to be proved, and proves nothing."""
+    found = [] if process.start is None or resumed else [Moment(offset, BEFORE, process.start["optimizers"])]
+    for place, step in enumerate(process.steps):
+        moments = _moments_of(step, step.number if step.declared else offset + step.number)
+        found += [moment for moment in moments if place or not resumed or moment.when != BEFORE]
     for save in process.saves:
         if save.get("optimizers"):
             found.append(Moment(offset + save["after_step"], SAVED, save["optimizers"]))
@@ -162,13 +169,13 @@ def _moments_of(step: Step, number: int) -> Iterator[Moment]:
         yield Moment(number, BEHIND, step.optimizers)
 
 
-def _resumed(made: tuple[int, list[Process]], loaded: tuple[str, ...], moments: list[Moment], saves: list[Saved], first_save: int | None) -> Resumed:
+def _resumed(made: tuple[int, list[Process]], loaded: tuple[str, ...], moments: list[Moment], saves: list[Saved]) -> Resumed:
     """How the attempt `made` (number, processes) began, which read the files `loaded`."""
     attempt, processes = made
     newest = _newest(saves, loaded)
     began = {process.rank: state for process in processes if (state := _began(process))}
     declared = [process.steps[0].number - 1 for process in processes if process.steps and process.steps[0].declared]
-    base = Resumed(attempt, None, "nothing", loaded, newest, began=began, moments=tuple(moments), first_save=first_save)
+    base = Resumed(attempt, None, "nothing", loaded, newest, began=began, moments=tuple(moments))
     if not began:
         return _at(base, min(declared) if declared else None, "declared" if declared else "nothing")
     base = replace(base, entries=_entries(processes))

@@ -14,7 +14,7 @@ from jinja2 import Environment
 from ecrl_cli import __version__
 from ecrl_cli.audit.components import BROKEN, COMPONENTS, KEPT, UNKNOWN, Judged, value_of
 from ecrl_cli.audit.costs import costs_of
-from ecrl_cli.audit.promises import ending
+from ecrl_cli.audit.progress import ending
 from ecrl_cli.audit.records import Launch
 from ecrl_cli.audit.verdict import AuditVerdict
 from ecrl_cli.errors import visible

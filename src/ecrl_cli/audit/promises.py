@@ -107,6 +107,7 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> Finding:
         if begun.after is None or begun.proof == "load":
             continue
         behind, newest = begun.after, begun.newest_saved or 0
+        newest = newest if behind else max(newest, begun.newest_aside or 0)
         if behind < newest and not behind:
             said = f"attempt {begun.attempt} began anew, and a checkpoint of step {newest} had been finished"
             return Finding(promise, BROKEN, said, arm, newest, tuple(f"read {path}" for path in begun.loaded[:SHOWN]))
@@ -115,7 +116,7 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> Finding:
             return Finding(promise, BROKEN, said, arm, newest, tuple(f"read {path}" for path in begun.loaded[:SHOWN]))
     began_anew = [begun for begun in judged.path.resumed if begun.after == 0 and begun.began]
     for begun in began_anew:
-        if begun.first_save is None and not anew:
+        if not begun.saves_at_all and not anew:
             said = f"attempt {begun.attempt} began anew: nothing that the job saves before its end is on record (audit.anew=true if it is meant to)"
             return Finding(promise, UNKNOWN, said, arm)
     known = [begun for begun in judged.path.resumed if begun.newest_saved is not None and begun.after is not None and begun.proof == "content"]
