@@ -153,7 +153,7 @@ def _states(process: Process, offset: int) -> list[tuple[int, str, str]]:
 def _resumed(attempt: int, processes: list[Process], states: list[tuple[int, str, str]], saves: list[tuple[int, str]]) -> Resumed:
     loaded = tuple(dict.fromkeys(str(load.get("path", "")) for process in processes for load in process.loads))
     families = {family(path) for path in loaded}
-    saved = [step for step, path in saves if not families or any(f"/{one}".endswith(f"/{family(path)}") for one in families)]
+    saved = [step for step, path in saves if not families or any(f"/{one}".endswith(f"/{part}") for one in families for part in _with_folders(path))]
     newest = max(saved, default=None)
     starts = [process.start for process in processes if process.start is not None]
     declared = [process.steps[0].number - 1 for process in processes if process.steps and process.steps[0].declared]
@@ -172,6 +172,12 @@ def _resumed(attempt: int, processes: list[Process], states: list[tuple[int, str
     if loaded and newest is not None:
         return Resumed(attempt, newest, "load", loaded, newest, of_optimizer, entries, comparable)
     return Resumed(attempt, None, "nothing", loaded, newest, of_optimizer, entries, comparable)
+
+
+def _with_folders(path: str) -> list[str]:
+    """The kinds of a file and of the folders that it lies in: DCP reads a folder."""
+    parts = family(path).split("/")
+    return ["/".join(parts[:count]) for count in range(len(parts), 0, -1) if any(parts[:count])]
 
 
 def family(path: str) -> str:
