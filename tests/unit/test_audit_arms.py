@@ -234,6 +234,13 @@ def test_a_checkpoint_that_was_not_finished_is_not_the_newest(tmp_path: Path) ->
     assert [(begun.after, begun.newest_saved) for begun in judged_arm(arm).path.resumed] == [(4, 4)]
 
 
+def test_a_checkpoint_that_is_read_by_its_folder_is_known(tmp_path: Path) -> None:
+    """As DCP does: an older one is told from the newest."""
+    again = process(LAST, {"type": "load", "path": "/x/checkpoint-4", "after_step": 0}, first=4, attempt=1)
+    arm = recorded(tmp_path / "struck", process(10, *saved(4), *saved(8)), again)
+    assert [(begun.after, begun.newest_saved) for begun in judged_arm(arm).path.resumed] == [(4, 8)]
+
+
 def test_what_a_resume_read_is_traced_to_its_save(tmp_path: Path) -> None:
     again = process(LAST, file("read", "checkpoint-4/model.bin", 0), file("read", "data.bin", 0), first=4, attempt=1)
     found = reads(recorded(tmp_path / "struck", process(10, *saved(4), *saved(8)), again))

@@ -38,7 +38,7 @@ class Saved:
 
     @property
     def families(self) -> frozenset[str]:
-        return frozenset(family(path) for path in self.paths)
+        return frozenset(kind for path in self.paths for kind in _with_folders(path))
 
 
 @dataclass(frozen=True)
@@ -243,6 +243,12 @@ def _matching(began: Optimizers, who: tuple[str, ...], moments: list[Moment], ex
         rank = (alike, states, bool(who) and moment.who == who, moment.step == expected, moment.when == BEFORE, moment.step)
         best = rank if best is None or rank > best else best
     return None if best is None else best[-1]
+
+
+def _with_folders(path: str) -> list[str]:
+    """The kinds of a file and of the folders that it lies in: DCP reads a folder."""
+    parts = family(path).split("/")
+    return ["/".join(parts[:count]) for count in range(len(parts), 0, -1) if any(parts[:count])]
 
 
 def family(path: str) -> str:
