@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ecrl_cli.audit.components import MEANING, Judged, named, optimizers_apart
+from ecrl_cli.audit.components import GENERATORS, MEANING, Judged, named, optimizers_apart
 from ecrl_cli.audit.lineage import Path, Resumed
 from ecrl_cli.audit.steps import Step
 
@@ -30,7 +30,10 @@ def cause_of(judged: Judged, step: int, attempt: int, due: Step, ours: Step, nam
     if first == "samples":
         return "it consumed other samples"  # `exactly once` says which, and why
     if first == "settings":
-        return MEANING["settings"] + named(optimizers_apart(ours.optimizers, due.optimizers, "settings"), ours.optimizers)
+        said = MEANING["settings"] if fresh else "the learning-rate schedule, or what else sets the optimizer's settings, goes on otherwise"
+        return said + named(optimizers_apart(ours.optimizers, due.optimizers, "settings"), ours.optimizers)
+    if first in GENERATORS and not fresh:
+        return f"{first.replace('generators', 'torch generator')} was used otherwise since the restart"
     if first == "loss":
         return ELSEWHERE if fresh and not _state_apart(due, ours) else _later(step, begun, MEANING["loss"])
     if first == "watched":

@@ -78,6 +78,7 @@ class Judged:
     path: Path
     differs: dict[int, tuple[str, ...]] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
+    without_effect: frozenset[str] = frozenset()  # generators that differ, though nothing else does
 
 
 def value_of(step: Step, component: str) -> object:
@@ -118,10 +119,17 @@ class Entered(tuple[str, ...]):
     """Digests of what entered the model, pass by pass."""
 
 
-def differing(one: Step, other: Step) -> tuple[str, ...]:
-    """The components that both recorded with different values."""
+def differing(one: Step, other: Step, resumed: bool = False) -> tuple[str, ...]:
+    """The components that both recorded with different values. `resumed`: `one` is the first step of an attempt that may have gone on in the middle
+    of it, after some of its micro-batches: it has the rest of what was due."""
     values = [(name, value_of(one, name), value_of(other, name)) for name in COMPONENTS]
-    return tuple(name for name, a, b in values if a is not None and b is not None and unequal(a, b))
+    pairs = [(name, a, _rest(b, a) if resumed else b) for name, a, b in values if a is not None and b is not None]
+    return tuple(name for name, a, b in pairs if unequal(a, b))
+
+
+def _rest(due: object, ours: object) -> object:
+    """The end of `due`, as long as `ours`, where both are sequences."""
+    return due[-len(ours) :] if isinstance(due, tuple) and isinstance(ours, tuple) and 0 < len(ours) < len(due) else due
 
 
 def optimizers_apart(one: Optimizers, other: Optimizers, component: str) -> list[str]:
@@ -153,7 +161,7 @@ def compare(path: Path, reference: Path, ignored: frozenset[str] = frozenset()) 
         names: set[str] = set()
         for rank, (attempt, step) in path.steps[number].items():
             if rank in reference.steps[number] and attempt not in path.resized:
-                names.update(differing(step, reference.steps[number][rank][1]))
+                names.update(differing(step, reference.steps[number][rank][1], path.is_first(number, attempt)))
         names -= ignored
         if names:
             found[number] = tuple(name for name in COMPONENTS if name in names)
@@ -203,6 +211,18 @@ def unrecorded(judged: Judged, reference: Judged, components: tuple[str, ...]) -
     return ""
 
 
+GENERATORS = ("generators", "python generator", "numpy generator")
+
+
 def judged_arm(arm: Arm, reference: Judged | None = None, ignored: frozenset[str] = frozenset()) -> Judged:
+    """The arm's path, held against the reference's. A generator whose state differs where nothing else ever does is left out: what a job draws from
+    none of its steps (a loader's seed, say) is no part of its training."""
     path = path_of(arm, reference.path if reference is not None else None)
-    return Judged(arm, path, compare(path, reference.path, ignored) if reference is not None else {}, ignored)
+    if reference is None:
+        return Judged(arm, path, {}, ignored)
+    differs = compare(path, reference.path, ignored)
+    again = {name for _, _, _, before, after in path.done_again for name in differing(before, after)} - ignored
+    names = {name for found in differs.values() for name in found} | again
+    if names and names <= set(GENERATORS) and path.last == reference.path.last:
+        return Judged(arm, path, {}, ignored | names, frozenset(names))
+    return Judged(arm, path, differs, ignored)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ecrl_cli.audit.components import KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged, compare, unseeded
+from ecrl_cli.audit.components import COMPONENTS, GENERATORS, KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged, compare, unseeded
 from ecrl_cli.audit.lineage import Path, path_of
 from ecrl_cli.audit.records import Arm
 from ecrl_cli.errors import plural
@@ -39,7 +39,10 @@ class Determinism:
         return not self.apart and (self.finding is None or self.finding.status != UNKNOWN)
 
     def stable(self, component: str) -> bool:
-        return component not in self.apart
+        """Whether undisturbed runs agree in `component`, and, but for the samples and the settings, in all that it may follow from."""
+        if component in ("samples", "settings"):
+            return component not in self.apart
+        return not any(COMPONENTS.index(name) <= COMPONENTS.index(component) or name in GENERATORS for name in self.apart)
 
 
 def determinism(references: list[Judged], arms: Iterable[Arm]) -> Determinism:

@@ -84,6 +84,10 @@ class Path:
     def last(self) -> int:
         return max(self.steps, default=0)
 
+    def is_first(self, step: int, attempt: int) -> bool:
+        """Whether `step` is the first one of an attempt that resumed."""
+        return step == self.offsets.get(attempt, 0) + 1 and any(begun.attempt == attempt for begun in self.resumed)
+
     def attempt_of(self, step: int) -> int:
         """The attempt that step `step` counts from: the first of its ranks'."""
         return min(attempt for attempt, _ in self.steps[step].values())
@@ -125,7 +129,7 @@ def path_of(arm: Arm, undisturbed: Path | None = None) -> Path:
         for process in processes:
             moments += _moments(process, offset, resumed=bool(resumed))
         for one in saved:
-            if one.attempt == number and one.finished:
+            if one.attempt == number and one.finished and offset + one.step:
                 (aside if one.overlapped else saves).append(Saved(offset + one.step, one.paths))
     return Path(steps, again, resumed, offsets, resized, tuple(saves), tuple(aside))
 

@@ -30,7 +30,8 @@ def same_trajectory(judged: Judged, reference: Judged | None, steady: Determinis
     promise, arm = "same trajectory", judged.arm.name
     if steady.exact:
         for number, rank, attempt, before, after in sorted(judged.path.done_again, key=lambda entry: entry[:2]):
-            names = tuple(name for name in differing(before, after) if name not in judged.ignored)
+            first = judged.path.is_first(number, attempt)
+            names = tuple(name for name in differing(after, before, first) if name not in judged.ignored)
             if names:
                 cause = cause_of(judged, number, attempt, before, after, names)
                 said = f"step {number} was done twice and differs in {names[0]} (rank {rank}, attempt {attempt}): {cause}"
@@ -62,7 +63,8 @@ def same_trajectory(judged: Judged, reference: Judged | None, steady: Determinis
 
 
 def _differ(judged: Judged, reference: Judged, step: int, rank: int) -> tuple[str, ...]:
-    return differing(judged.path.steps[step][rank][1], reference.path.steps[step][rank][1])
+    attempt, ours = judged.path.steps[step][rank]
+    return differing(ours, reference.path.steps[step][rank][1], judged.path.is_first(step, attempt))
 
 
 def _undecided(judged: Judged, reference: Judged, steady: Determinism) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from ecrl_cli.audit.components import (
     BROKEN,
+    GENERATORS,
     KEPT,
     MEANING,
     NOT_CHECKED,
@@ -23,9 +24,17 @@ Stable = Callable[[str], bool]  # whether undisturbed runs agree in a component
 
 def restored(judged: Judged, reference: Judged | None, stable: Stable) -> Iterator[Finding]:
     """The state that each resumed attempt began with. `stable`: of the components that undisturbed runs agree in, the undisturbed run tells too."""
+
+    def known(component: str) -> bool:
+        return stable(component) and component not in judged.ignored
+
     for begun in judged.path.resumed:
         if begun.began:  # else no step is on record: `same end` and `progress` judge that
-            yield from _of_attempt(judged, begun, reference, stable)
+            yield from _of_attempt(judged, begun, reference, known)
+    if judged.without_effect:
+        names = " and ".join(sorted(judged.without_effect))
+        said = f"the state of {names} is another after a restart, and nothing that was drawn from it shows in any step"
+        yield Finding("restored: generators", NOT_CHECKED, said, judged.arm.name)
 
 
 def _of_attempt(judged: Judged, begun: Resumed, reference: Judged | None, stable: Stable) -> Iterator[Finding]:
@@ -119,8 +128,7 @@ def _against(begun: Resumed, arm: str, ours: Ranks, due: Ranks, stable: Stable) 
     same_samples = all(one.samples == other.samples for _, one, other in pairs)
     if stable("settings"):
         yield from _settings(begun, arm, pairs, number)
-    if stable("generators") and (found := _generators(begun, arm, pairs, number, same_samples)):
-        yield found
+    yield from _generators(begun, arm, pairs, stable)
     buffers = [(rank, one.digests["buffers"], other.digests["buffers"]) for rank, one, other in pairs if _both(one, other, "buffers")]
     if buffers and same_samples and stable("buffers"):  # other samples leave other running statistics
         wrong = [rank for rank, one, other in buffers if one != other]
@@ -150,15 +158,19 @@ def _settings(begun: Resumed, arm: str, pairs: list[tuple[int, Step, Step]], num
         yield Finding(promise, KEPT, f"attempt {begun.attempt} had those of the undisturbed run before step {number}", arm)
 
 
-def _generators(begun: Resumed, arm: str, pairs: list[tuple[int, Step, Step]], number: int, same_samples: bool) -> Finding | None:
-    drawn = [(rank, one.digests_before.get("rng"), other.digests_before.get("rng")) for rank, one, other in pairs]
-    drawn = [pair for pair in drawn if pair[1] and pair[2]]
-    wrong = [rank for rank, one, other in drawn if one != other]
-    if wrong and not same_samples:
-        return None  # other samples may draw a different number of times: the data position is the finding
-    if wrong:
-        said = f"before step {number}, rank {', '.join(map(str, wrong))}: {MEANING['generators']}"
-        return Finding("restored: generators", BROKEN, said, arm, number)
-    if drawn:
-        return Finding("restored: generators", KEPT, f"attempt {begun.attempt} had those of the undisturbed run before step {number}", arm)
-    return None
+def _generators(begun: Resumed, arm: str, pairs: list[tuple[int, Step, Step]], stable: Stable) -> Iterator[Finding]:
+    """torch's, Python's and numpy's own, as far as the undisturbed runs agree in them."""
+    promise, number, compared = "restored: generators", (begun.after or 0) + 1, False
+    for component, name in zip(GENERATORS, ("rng", "rng_python", "rng_numpy"), strict=True):
+        drawn = [(rank, one.digests_before.get(name), other.digests_before.get(name)) for rank, one, other in pairs]
+        drawn = [pair for pair in drawn if pair[1] and pair[2]] if stable(component) else []
+        wrong = [rank for rank, one, other in drawn if one != other]
+        compared = compared or bool(drawn)
+        if wrong and any(one.samples != other.samples for _, one, other in pairs):
+            return  # other samples may draw a different number of times: the data position is the finding
+        if wrong:
+            said = f"before step {number}, rank {', '.join(map(str, wrong))}: {MEANING[component]}"
+            yield Finding(promise, BROKEN, said, arm, number)
+            return
+    if compared:
+        yield Finding(promise, KEPT, f"attempt {begun.attempt} had those of the undisturbed run before step {number}", arm)

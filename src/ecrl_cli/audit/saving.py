@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from ecrl.files import looks_binary
 from ecrl_cli.audit.records import Arm, Process
 
 _DIGITS = re.compile(r"\d+")
+_RECORD = re.compile(r"(?i)(log|metric|history|loss|curve|result|config|args|stdout|stderr|events)[^/]*$|\.(csv|tsv|jsonl|log|md|html|png|svg|pdf)$")
 _STATE = re.compile(r"(?i)\.(pt|pth|bin|ckpt|safetensors|distcp|npz|npy|pkl|pickle|tar|msgpack|h5)(\.\w{1,12})?$")
 _RANDOM = re.compile(r"(?<![a-zA-Z])tmp[a-z0-9_]{8}(?![a-zA-Z0-9])|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{16,}")
 
@@ -68,12 +69,13 @@ def checkpoints(arm: Arm) -> list[Checkpoint]:
     groups: dict[tuple[int, int], list[_Written]] = defaultdict(list)
     for written in _written(arm):
         groups[written.attempt, written.step].append(written)
-    usual = _usual(list(groups.values()))
+    holds_state = _state_files(path for (_, step), parts in groups.items() if step for part in parts for path in part.files)
+    usual = _usual([parts for (_, step), parts in groups.items() if step], holds_state)  # what is made at a start is no part of every save
     removals = list(_removals(arm))
     found = []
     for (attempt, step), parts in sorted(groups.items()):
         paths = tuple(dict.fromkeys(path for part in parts for path in part.files))
-        if not any(looks_binary(path) for path in paths):
+        if not any(holds_state(path) for path in paths):
             continue
         at = max(part.at for part in parts)
         finished = all(closed for part in parts for closed in part.files.values()) and _kinds(parts) >= usual
@@ -128,7 +130,8 @@ def save_events(arm: Arm) -> list[SaveEvents]:
     found: list[SaveEvents] = []
     for process in arm.attempts[min(arm.attempts)]:
         groups = _grouped(process)
-        saves = [group for group in groups if any(op != "mkdir" and looks_binary(path) for op, path in group.events)]
+        holds_state = _state_files(path for group in groups if group.step for op, path in group.events if op != "mkdir")
+        saves = [group for group in groups if any(op != "mkdir" and holds_state(path) for op, path in group.events)]
         elsewhere = {kind for group in groups if group not in saves for kind in group.kinds}
         for save in saves:
             save.events = [event for event, kind in zip(save.events, save.kinds, strict=True) if kind not in elsewhere]
@@ -253,13 +256,21 @@ def _kinds(parts: list[_Written]) -> set[tuple[int, str]]:
     return {(part.process.rank, kind_of(path)) for part in parts for path in part.files}
 
 
-def _usual(groups: list[list[_Written]]) -> set[tuple[int, str]]:
+def _state_files(paths: Iterable[str]) -> Callable[[str], bool]:
+    """Which of the files that a job writes may hold its state: those that are no text; of a job that writes nothing else, texts that are neither logs
+    nor tables."""
+    if any(looks_binary(path) for path in paths):
+        return looks_binary
+    return lambda path: looks_binary(path) or not _RECORD.search(path)
+
+
+def _usual(groups: list[list[_Written]], holds_state: Callable[[str], bool]) -> set[tuple[int, str]]:
     """What every save has that was certainly brought to its end, because a later step of each of its processes is on record; by rank and kind."""
     whole = []
     for parts in groups:
-        binary = any(looks_binary(path) for part in parts for path in part.files)
+        state = any(holds_state(path) for part in parts for path in part.files)
         later = all(any(step.number > part.step for step in part.process.steps) for part in parts)
-        if binary and later and all(closed for part in parts for closed in part.files.values()):
+        if state and later and all(closed for part in parts for closed in part.files.values()):
             whole.append(_kinds(parts))
     return set.intersection(*whole) if whole else set()
 
