@@ -550,7 +550,7 @@ def test_the_versions_that_are_pinned_are_those_quickstart_was_made_with_and_lea
     assert all(pinned.values())
     made_with = json.loads((RESULTS / "quickstart" / "environment.json").read_text(encoding="utf-8"))["packages"]
     assert {name: pinned[canonicalize_name(name)] for name in made_with} == made_with, "write it anew: python -m pip freeze --exclude-editable"
-    for wanted in map(Requirement, PROJECT["dependencies"]):
+    for wanted in map(Requirement, [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["train"]]):
         assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), wanted
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,31 @@ def test_the_judging_side_needs_no_torch(tmp_path: Path) -> None:
     answers = _answers(tmp_path, commands)
     assert {words: code for words, (code, *_) in answers.items()} == dict.fromkeys(answers, 0), answers
     assert (tmp_path / "report" / "index.html").exists()
+
+
+_JOB = """
+import runpy, sys
+sys.path[:] = [folder for folder in sys.path if not folder.endswith("broken")]
+sys.path.insert(0, FOLDER)
+sys.argv = ["plain.py", "--out", sys.argv[1]]
+runpy.run_path(PLAIN, run_name="__main__")
+"""
+
+
+def test_an_audit_runs_a_job_that_has_a_torch_of_its_own(tmp_path: Path) -> None:
+    plain = Path(__file__).parents[2] / "examples" / "jobs" / "plain.py"
+    (tmp_path / "job.py").write_text(_JOB.replace("PLAIN", repr(str(plain))).replace("FOLDER", repr(str(plain.parent))))
+    keys = ["audit.references=1", "failure=kill", "failure.steps=[13]", "run_dir=audited"]
+    (answer,) = _answers(tmp_path, [["audit", *keys, "--", sys.executable, "job.py", "{dir}"]]).values()
+    assert answer[0] == 0 and answer[1].startswith("audited: valid: "), answer
+
+
+def test_torch_comes_with_an_extra_and_with_what_trains() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert not [text for text in project["dependencies"] if text.startswith("torch")]
+    assert [text.partition(">")[0] for text in extras["train"]] == ["torch", "torchvision"]
+    assert all("train" in text for text in (extras["dev"][0], extras["slurm"][0], extras["checkpointers"][0])), "`make install` installs dev"
 
 
 def test_what_trains_says_what_is_missing_before_anything_is_launched(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, int | None, str]] = {
         "the learning-rate schedule, or another setting of the optimizer, was not restored",
     ),
     "generators of rank 0": (
-        lambda folder: change(folder, 2, starts(rng=told("rng", 13, 0)), (1,)),
+        lambda folder: (change(folder, 2, starts(rng=told("rng", 13, 0)), (1,)), change(folder, 2, at(1, losses=[0.5]), (1,))),
         "restored: generators",
         13,
         "before step 13, rank 1: torch's random number generators were not restored",
@@ -163,6 +163,16 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, int | None, str]] = {
         "the job did not come to its end: attempt 2 ended with exit code 1",
     ),
 }
+
+
+def test_a_generator_that_nothing_was_drawn_from_breaks_nothing(recorded: Path) -> None:
+    """A loader draws a seed when it is made, and one more after a restart."""
+    change(recorded, 2, starts(rng=told("rng", 99, 0)))
+    verdict = judged(recorded)
+    assert verdict.status == "valid", render(verdict, "audit")
+    assert [f.message for f in verdict.findings if f.status == "not checked"] == [
+        "the state of generators is another after a restart, and nothing that was drawn from it shows in any step"
+    ]
 
 
 def launches(folder: Path, attempt: int, **fields: Any) -> None:

@@ -46,7 +46,7 @@ def test_the_questions_to_torch_are_answered_by_the_real_one(capsys: pytest.Capt
 def test_without_torch_it_says_what_works_all_the_same(answers: Any) -> None:
     code, lines = answers(torch="import no_such_torch")
     assert code == 1 and lines["torch"]["level"] == "bad"
-    assert "no_such_torch" in lines["torch"]["fact"] and "verify, report and audit DIR work without" in lines["torch"]["follows"]
+    assert "no_such_torch" in lines["torch"]["fact"] and "verify, report and audit work without" in lines["torch"]["follows"]
 
 
 def test_torch_is_imported_when_nothing_else_is_measured_any_more(answers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

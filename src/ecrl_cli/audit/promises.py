@@ -190,7 +190,7 @@ def _compared(judged: Judged, begun: Resumed, cold: Judged, reference: Judged | 
     ours = {process.rank: process.steps for process in judged.arm.attempts[begun.attempt]}
     theirs = {process.rank: process.steps for process in cold.arm.attempts[min(cold.arm.attempts)]}
     for name in COMPONENTS:
-        if name in judged.ignored:
+        if name in judged.ignored - judged.without_effect:
             continue
         pairs = [(rank, place, one, other) for rank in ours.keys() & theirs.keys() for place, one, other in _first(ours[rank], theirs[rank], name)]
         if not pairs:

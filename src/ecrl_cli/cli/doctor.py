@@ -259,7 +259,8 @@ def _torch() -> Iterator[Line]:
     asked = subprocess.run([sys.executable, "-c", _TORCH], capture_output=True, text=True, check=False)
     if asked.returncode:
         reason = asked.stderr.strip().splitlines()[-1] if asked.stderr.strip() else f"ended with {asked.returncode}"
-        yield Line(BAD, "torch", reason, "ecrl train and study need it (pip install torch torchvision); verify, report and audit DIR work without")
+        way = "ecrl train and study need it (pip install torch torchvision, or ecrl[train]); verify, report and audit work without"
+        yield Line(BAD, "torch", reason, way)
         return
     facts = json.loads(asked.stdout)
     yield Line(GOOD, "torch", f"{facts['version']}, kernels {facts['capability']}, imported in {facts['import_s']:.1f} s")

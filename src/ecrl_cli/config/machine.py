@@ -53,7 +53,7 @@ def check_torch() -> None:
     folders = [Path(folder) for folder in (found.submodule_search_locations or ())] if found else []
     if not any((folder / f"_C{suffix}").is_file() for folder in folders for suffix in machinery.EXTENSION_SUFFIXES):
         what = f"what lies in {folders[0]} is no torch for this Python" if folders else "is not installed"
-        remedy = f"{sys.executable} -m pip install torch torchvision (verify, report and `audit DIR` do without)"
+        remedy = f"{sys.executable} -m pip install torch torchvision, or ecrl[train] (verify, report and audit do without)"
         raise ConfigError("torch", f"{what}: it cannot be imported", remedy)
 
 
