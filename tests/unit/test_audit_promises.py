@@ -170,7 +170,7 @@ def test_a_generator_that_nothing_was_drawn_from_breaks_nothing(recorded: Path) 
     change(recorded, 2, starts(rng=told("rng", 99, 0)))
     verdict = judged(recorded)
     assert verdict.status == "valid", render(verdict, "audit")
-    assert [f.message for f in verdict.findings if f.status == "not checked"] == [
+    assert [f.message for f in verdict.findings if f.status == "not checked" and f.promise != "same files"] == [
         "the state of generators is another after a restart, and nothing that was drawn from it shows in any step"
     ]
 
