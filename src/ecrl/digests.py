@@ -306,8 +306,11 @@ def entering(args: Any, kwargs: Any) -> Optional[str]:
     torch = sys.modules["torch"]
     if not torch.is_grad_enabled():
         return None
-    leaves = [pair for pair in _tensors_at([args, kwargs], "", 6) if not pair[1].requires_grad]
-    return of_named(leaves) if leaves else None
+    try:
+        leaves = [pair for pair in _tensors_at([args, kwargs], "", 6) if not pair[1].requires_grad]
+        return of_named(leaves) if leaves else None
+    except Exception:  # tensors without elements of their own: inside torch.func, while tracing, sparse ones
+        return None
 
 
 def _tensors_at(value: Any, path: str, depth: int) -> Iterator[Tuple[str, Any]]:
