@@ -293,9 +293,9 @@ def test_a_reference_that_is_missing_is_refused(sweep: Path, capsys: pytest.Capt
 def test_report_says_where_the_page_is(sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[object] = []
     made = SimpleNamespace(page=Path("p.html"), text="table\n", notes=(), exit_code=3)
-    monkeypatch.setattr(report, "build_report", lambda *given: asked.append(given) or made)
-    assert main(["report", str(sweep), "--out", "o", "--against", str(sweep)]) == 3
-    assert asked == [([sweep], Path("o"), sweep, Judging(anew=False, missing=report.verify_all))]
+    monkeypatch.setattr(report, "build_report", lambda *given, every_run: asked.append((*given, every_run)) or made)
+    assert main(["report", str(sweep), "--out", "o", "--against", str(sweep), "--runs"]) == 3
+    assert asked == [([sweep], Path("o"), sweep, Judging(anew=False, missing=report.verify_all), True)]
     assert capsys.readouterr().out == "table\np.html\n"
 
 
@@ -336,7 +336,7 @@ def test_what_a_terminal_cannot_show_is_shown_as_escapes(sweep: Path, monkeypatc
 def test_a_defect_is_told_as_one_with_its_traceback_and_is_no_verdict(
     sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(report, "build_report", lambda *given: [].pop())
+    monkeypatch.setattr(report, "build_report", lambda *given, every_run: [].pop())
     assert main(["report", str(sweep)]) == DEFECT == 70
     first, *_, last = capsys.readouterr().err.splitlines()
     assert first == "Traceback (most recent call last):"

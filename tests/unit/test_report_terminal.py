@@ -112,7 +112,7 @@ def test_the_default_scale_is_not_named(tmp_path: Path, scale: str, named: bool)
 
 def test_the_first_screen_has_effects_where_there_are_intervals(one: Comparison) -> None:
     found = opening(one)
-    assert [row.title for row in found.rows][:2] == ["ovl against blk, one", "blk against ref, one"] and not found.runs
+    assert [row.title for row in found.rows][:2] == ["ovl against blk", "blk against ref"] and not found.runs
     ahead = found.rows[0]
     assert ahead.decided and ahead.low is not None and ahead.low <= ahead.at <= ahead.low + ahead.width
     assert ahead.at > found.zero > found.rows[1].at, "+25% lies right of zero, -50% left"

@@ -107,8 +107,12 @@ class Comparison:
 
     def scale(self, suites: Sequence[str] | None = None) -> str:
         """The scales of the runs of `suites` (None: all), in words; with a remark if ranks shared a GPU."""
-        runs = [run for run in self.counted if run.metrics and (suites is None or run.suite in suites)]
-        return listed(list(dict.fromkeys(run.metrics.scale + " (ranks share a GPU over gloo)" * shares_gpu(run) for run in runs if run.metrics)))
+        key = ("scale", *(("",) if suites is None else ("of", *suites)))
+        if key not in self.memo:
+            runs = [run for run in self.counted if run.metrics and (suites is None or run.suite in suites)]
+            gpu = " (ranks share a GPU over gloo)"
+            self.memo[key] = listed(list(dict.fromkeys(run.metrics.scale + gpu * shares_gpu(run) for run in runs if run.metrics)))
+        return str(self.memo[key])
 
     def of(self, suite: str) -> list[Arm]:
         return [arm for arm in self.arms if arm.suite == suite]

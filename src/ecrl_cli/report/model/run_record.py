@@ -177,11 +177,8 @@ class Run:
 
     @cached_property
     def sweep(self) -> Path:
-        """The folder of the run's sweep, for a reference the one above its own: runs are paired within it, and kept apart from another sweep of the
-        same matrix.
-        """
-        parent = self._folder
-        return parent.parent if self.is_reference else parent
+        """The folder of the run's sweep, for a reference the one above its own: runs are paired within it, and apart from other sweeps."""
+        return self._folder.parent if self.is_reference else self._folder
 
     @cached_property
     def is_reference(self) -> bool:
