@@ -367,6 +367,6 @@ def test_why_a_committed_checkpoint_is_lost(pairs: dict[str, tuple[RunRecords, R
 
 def test_what_is_read_to_be_judged_is_held_to_that(pairs: dict[str, tuple[RunRecords, RunRecords]], monkeypatch: pytest.MonkeyPatch) -> None:
     ref = left(attempts(pairs["plain"][1], 0, last_step=1), 0, final=None)
-    monkeypatch.setattr(reference, "load", lambda layout: claiming(ref, 10**6))
+    monkeypatch.setattr(reference, "load", lambda layout, cut=None: claiming(ref, 10**6))
     with pytest.raises(RecordError, match=r"claims 2,?000,?000 steps of ranks"):
         reference.bounded(ref.layout)

@@ -179,7 +179,8 @@ def test_a_run_is_judged_as_ever_and_scrubbed_when_asked(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(verify, "verify_run", lambda run, reference, known: SimpleNamespace(status="valid", to_json=lambda: {"status": "valid"}))
+    judged = SimpleNamespace(status="valid", judged_to_step=None, to_json=lambda: {"status": "valid"})
+    monkeypatch.setattr(verify, "verify_run", lambda run, reference, known: judged)
     monkeypatch.setattr(verify, "render", lambda verdict: "it is valid")
     flip(folder / "step_00000020" / MODEL, 9000)
     assert main(["verify", str(tmp_path)]) == 0
