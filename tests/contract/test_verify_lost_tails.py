@@ -1,4 +1,4 @@
-"""A run whose disk failed and that was resumed: the last lines of each log may never have reached the disk, and nothing that rests on them is broken."""
+"""A run whose disk failed and that was resumed: the last lines of its logs never reached the disk, and nothing that rests on them is broken."""
 
 from __future__ import annotations
 

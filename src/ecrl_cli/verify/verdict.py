@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ VALID, UNKNOWN, INVALID = "valid", "unknown", "invalid"
 NOT_CHECKED = "not checked"  # nothing of this promise could be compared, or it is not claimed
 _WORST_LAST = (NOT_CHECKED, VALID, UNKNOWN, INVALID)
 _WIDTH = len(NOT_CHECKED) + 1
+_LONG = re.compile(r"[0-9]{41,}")  # a stranger's number may have hundreds of digits
 SHOWN = 12  # lines of evidence per finding; the rest is only counted
 
 
@@ -59,11 +61,11 @@ class FindingBuilder:
 
     def broken(self, text: str) -> None:
         """Record that the promise was broken."""
-        self._notes.append((INVALID, text))
+        self._notes.append((INVALID, _LONG.sub(_cut, text)))
 
     def missing(self, text: str) -> None:
         """Record that evidence is missing."""
-        self._notes.append((UNKNOWN, text))
+        self._notes.append((UNKNOWN, _LONG.sub(_cut, text)))
 
     def add_all(self, other: FindingBuilder) -> None:
         """Append everything that `other` found."""
@@ -86,6 +88,10 @@ class FindingBuilder:
         lines = [text for _, text in notes]
         more = (f"and {len(lines) - SHOWN} more",) if len(lines) > SHOWN else ()
         return Finding(self.promise, status, f"{opening}: {self.promise} - {first}", (*lines[1:SHOWN], *more, *evidence))
+
+
+def _cut(number: re.Match[str]) -> str:
+    return f"{number[0][:20]}... ({len(number[0])} digits)"
 
 
 def worst(statuses: Iterable[str]) -> str:
