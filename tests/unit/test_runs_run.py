@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from ecrl_cli.runs import run as runs
 from ecrl_cli.runs.run_plan import plan_run
+from ecrl_cli.supervision.run_lock import run_lock
 from tests.runs.builder import build_ref, config_of
 
 
@@ -56,6 +58,16 @@ def test_a_damaged_log_is_found_before_the_training_that_would_follow(tmp_path: 
     log.write_bytes(b"xx" + log.read_bytes())
     result = runs.run(plan_run(config_of("ref"), layout.root), CONTEXT)
     assert result.exit_code == 2 and "rank0.jsonl" in result.reason
+
+
+def test_a_held_run_directory_is_refused_before_anything_is_prepared_or_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "check_run_dir", lambda planned: pytest.fail("it is looked at"))
+    monkeypatch.setattr(runs, "prepare", lambda *given: pytest.fail("data is prepared"))
+    layout = build_ref(tmp_path)
+    layout.supervisor.unlink()
+    with run_lock(layout):
+        result = runs.run(plan_run(config_of("ref"), layout.root), CONTEXT)
+    assert result.exit_code == 8 and f"held by pid {os.getpid()} on " in result.reason
 
 
 def test_nothing_is_shown_before_the_launcher_is_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ecrl_cli.records.events import Attempt, SupervisorSession
@@ -47,6 +49,20 @@ def test_two_attempts_in_a_row_without_a_new_step_are_a_storm(last_steps: tuple[
     assert decision.restart is not storm
     assert ("storm" in decision.reason) is storm
     assert decision.exit_code == (7 if storm else 0)
+
+
+@pytest.mark.parametrize(
+    ("signals", "outside"),
+    [((9, 9), True), ((15, 9), True), ((11, 9), False), ((9, 11), False)],
+)
+def test_a_storm_of_signals_from_outside_says_that_they_came_from_there(signals: tuple[int, int], outside: bool) -> None:
+    attempts = tuple(replace(each, signal=number, exit_code=None) for each, number in zip(steps(40, 40, 40)[1:], signals, strict=True))
+    decision = decide((steps(40)[0], *attempts), 20, None)
+    assert decision.exit_code == 7
+    names = "SIGKILL" if signals == (9, 9) else "SIGKILL and SIGTERM"
+    assert (
+        decision.reason.endswith(f"; {names} came from outside the run: from a person, a scheduler or the kernel's out-of-memory killer") == outside
+    )
 
 
 def test_the_restart_limit_ends_the_run() -> None:

@@ -108,3 +108,10 @@ def test_a_run_of_one_attempt_has_one_attempt(tmp_path: Path) -> None:
     assert not re.search(
         r"(?<![\d.,])1 (?:attempts|steps|samples|checkpoints|lines|restarts|ranks|files|failures|promises|runs|losses|times)\b", said
     ), said
+
+
+@pytest.mark.parametrize(("digits", "shown"), [(40, "9" * 40), (300, "9" * 20 + "... (300 digits)")])
+def test_a_number_of_hundreds_of_digits_is_cut(digits: int, shown: str) -> None:
+    notes = FindingBuilder("once")
+    notes.broken(f"step {'9' * digits} is none")
+    assert notes.finding("").message == f"Broke promise: once - step {shown} is none"

@@ -35,7 +35,7 @@ from ecrl_cli.storage.files import sync_directory, write_json
 from ecrl_cli.supervision.attempts.supervisor_record import read_record
 from ecrl_cli.supervision.console import UI, make_ui
 from ecrl_cli.supervision.launch.launcher import Launcher, LauncherCache
-from ecrl_cli.supervision.run_lock import run_lock
+from ecrl_cli.supervision.run_lock import held, run_lock
 from ecrl_cli.supervision.supervisor import supervise
 from ecrl_cli.verify.disk_state import on_disk
 
@@ -95,6 +95,7 @@ def _run(planned: RunPlan, context: RunContext) -> RunResult:
     if finished(layout) and not more:
         say(f"{layout.root}: already at step {planned.config.target_steps}; nothing to do")
         return FINISHED
+    refuse_held(layout)
     if not planned.checked:
         check_run_dir(planned)
     if completed(layout) and not more:  # completed, but killed before metrics.json was written
@@ -135,6 +136,13 @@ def _supervised(planned: RunPlan, context: RunContext) -> SupervisorRecord:
         if kept:
             return supervisor_restarter.supervise_with_restarts(planned, say)
         return supervise(config, layout, context.show(config, layout, context.above), launcher)
+
+
+def refuse_held(layout: RunLayout) -> None:
+    """RunHeld, naming the holder, where another command is at work in the run directory: before anything is prepared or warmed up."""
+    if held(layout):
+        with run_lock(layout):  # refused, unless the other has just ended
+            pass
 
 
 def warm(launchers: LauncherCache, planned: RunPlan, say: Say) -> Launcher:

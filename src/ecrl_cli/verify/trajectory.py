@@ -26,6 +26,7 @@ from ecrl_cli.verify.verdict import INVALID, UNKNOWN, Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, every_line, same_sizes
 
 PROMISE = "same-trajectory"
+NOT_SHOWN = "not shown: that the losses and updates after the recovery are right; no run computes them again"
 States = dict[tuple[int, int], Values]  # by step and rank
 Again = tuple[int, int, int, History]  # step, rank or replica, world size, and survival history: equal keys must give equal results
 _ENDS = ("parameters_digest", "buffers_digest", "optimizer_digest", "rng_digest")
@@ -59,7 +60,8 @@ def _alone(case: Case, notes: FindingBuilder, again: str) -> Finding:
     if not disturbed:
         return notes.finding(f"undisturbed, no other such run ended beside it; {again}", checked=False)
     if not recovery_of(case.run.stored.config).exact:
-        return notes.finding(f"not claimed under recovery={case.run.stored.config.recovery.name}; {again}", case.doubts, checked=False)
+        evidence = (*case.doubts, NOT_SHOWN)
+        return notes.finding(f"not claimed under recovery={case.run.stored.config.recovery.name}; {again}", evidence, checked=False)
     for doubt in case.doubts:
         notes.missing(doubt)
     if not case.doubts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ NOT_CHECKED = "not checked"  # nothing of this promise could be compared, or it 
 _WORST_LAST = (NOT_CHECKED, VALID, UNKNOWN, INVALID)
 _DECIDING = (INVALID, UNKNOWN, VALID, NOT_CHECKED)  # a verdict begins with what decided it
 _WIDTH = len(NOT_CHECKED) + 1
+_LONG = re.compile(r"[0-9]{41,}")  # a stranger's number may have hundreds of digits
 SHOWN = 12  # lines of evidence per finding; the rest is only counted
 
 
@@ -60,11 +62,11 @@ class FindingBuilder:
 
     def broken(self, text: str) -> None:
         """Record that the promise was broken."""
-        self._notes.append((INVALID, text))
+        self._notes.append((INVALID, _LONG.sub(_cut, text)))
 
     def missing(self, text: str) -> None:
         """Record that evidence is missing."""
-        self._notes.append((UNKNOWN, text))
+        self._notes.append((UNKNOWN, _LONG.sub(_cut, text)))
 
     def add_all(self, other: FindingBuilder) -> None:
         """Append everything that `other` found."""
@@ -91,6 +93,10 @@ class FindingBuilder:
 def opening(status: str) -> str:
     """How the message of a promise begins that was not kept: its status says that it could not be told."""
     return "Broke promise: " if status == INVALID else ""
+
+
+def _cut(number: re.Match[str]) -> str:
+    return f"{number[0][:20]}... ({len(number[0])} digits)"
 
 
 def worst(statuses: Iterable[str]) -> str:

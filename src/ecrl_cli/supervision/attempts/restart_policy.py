@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 from ecrl_cli.errors import EcrlError, Fenced, Hung, InputError, NoProgress, NoValidCheckpoint, StorageError
@@ -10,6 +11,8 @@ from ecrl_cli.records.messages import RankError
 from ecrl_cli.records.survivor_records import SURVIVED
 
 STORM = 2  # attempts in a row that gain no step
+# Signals that a process does not die of by a fault of its own.
+OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 RELAUNCHED = ("died", "hung")
 # Errors of a rank that a restart cannot fix: by the rank's exit code, the terminal status of the run and the error that it ends with.
 INCURABLE: dict[int, tuple[str, type[EcrlError]]] = {
@@ -56,7 +59,7 @@ def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: RankError 
     why = trouble.text if trouble else death(last)
     if without_gain(attempts, planned) >= STORM:
         reason = f"restart storm: {STORM} attempts in a row gained no step; the last one: {why}"
-        return _gave_up(attempts, reason)
+        return _gave_up(attempts, reason + _from_outside(attempts[-STORM:], planned))
     if last.outcome in ("resized", SURVIVED):
         return Decision("running", why)
     if restarts(attempts) >= max_restarts:
@@ -65,6 +68,14 @@ def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: RankError 
         )
         return _gave_up(attempts, f"{spent}; the last attempt: {why}")
     return Decision("running", why)
+
+
+def _from_outside(row: tuple[Attempt, ...], planned: frozenset[int]) -> str:
+    """That none of these attempts ended by itself, where a signal ended each that only somebody else sends and no planned failure did; else empty."""
+    if any(attempt.signal not in OUTSIDE or attempt.outcome == "hung" or attempt.attempt in planned for attempt in row):
+        return ""
+    names = sorted({signal.Signals(attempt.signal).name for attempt in row if attempt.signal})
+    return f"; {' and '.join(names)} came from outside the run: from a person, a scheduler or the kernel's out-of-memory killer"
 
 
 def death(attempt: Attempt) -> str:
