@@ -54,6 +54,8 @@ def at(step: int, **fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 def starts(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """An attempt that begins otherwise: its first step ends otherwise too."""
     after = {name: told("after", value) for name, value in fields.items() if name in ("params", "optimizer", "settings", "rng")}
+    if "optimizer" in fields:
+        after["params"] = told("after", fields["optimizer"])
 
     def edit(line: dict[str, Any]) -> dict[str, Any]:
         if line["type"] == "step" and line["step"] == 1:

@@ -78,7 +78,7 @@ class Judged:
     path: Path
     differs: dict[int, tuple[str, ...]] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
-    without_effect: frozenset[str] = frozenset()  # generators that differ, though nothing else does
+    without_effect: frozenset[str] = frozenset()  # what differs though nothing that follows from it does
 
 
 def value_of(step: Step, component: str) -> object:
@@ -211,18 +211,25 @@ def unrecorded(judged: Judged, reference: Judged, components: tuple[str, ...]) -
     return ""
 
 
+FOLLOWING = 3  # updates that must be right for a state to be without effect on them
 GENERATORS = ("generators", "python generator", "numpy generator")
 
 
 def judged_arm(arm: Arm, reference: Judged | None = None, ignored: frozenset[str] = frozenset()) -> Judged:
-    """The arm's path, held against the reference's. A generator whose state differs where nothing else ever does is left out: what a job draws from
-    none of its steps (a loader's seed, say) is no part of its training."""
+    """The arm's path, held against the reference's. Left out are a generator whose state differs where nothing else ever does (what is drawn from it,
+    a loader's seed, say, is no part of the training), and an optimizer's state that differs while all updates that follow are the same (it is kept in
+    another form: an optimizer that each rank holds a part of)."""
     path = path_of(arm, reference.path if reference is not None else None)
     if reference is None:
         return Judged(arm, path, {}, ignored)
     differs = compare(path, reference.path, ignored)
     again = {name for _, _, _, before, after in path.done_again for name in differing(before, after)} - ignored
     names = {name for found in differs.values() for name in found} | again
-    if names and names <= set(GENERATORS) and path.last == reference.path.last:
+    # What first differs in one of the last steps has had nothing to show itself in.
+    since = max(
+        (min(step for step in differs if name in differs[step]) for name in names if any(name in found for found in differs.values())), default=0
+    )
+    idle = {*GENERATORS, "optimizer"} if path.last - since >= FOLLOWING else set(GENERATORS)
+    if names and names <= idle and path.last == reference.path.last:
         return Judged(arm, path, {}, ignored | names, frozenset(names))
     return Judged(arm, path, differs, ignored)

@@ -56,11 +56,30 @@ def planned_arms(config: AuditConfig, reference: Judged) -> tuple[PlannedArm, ..
         _inside_save(reference, saved),
         _sigterm(reference, saved),
     ]
+    if not saved and _leaves_files(reference):
+        drawn = _unseen_saves(epochs, last, rank)
     found = [arm for arm in drawn if arm is not None]
     if config.audit.elastic and found:
         resized = PlannedArm("resized", "started again by audit.elastic", found[0].faults, True)
         return (*found[: config.audit.failures], resized)
     return tuple(found[: config.audit.failures])
+
+
+def _leaves_files(reference: Judged) -> bool:
+    """Whether the undisturbed run has left anything in its folder: it may save in a way that is not seen (a database, a library in C)."""
+    work = reference.arm.folder / "work"
+    return work.is_dir() and any(path.is_file() for path in work.rglob("*"))
+
+
+def _unseen_saves(epochs: list[int], last: int, rank: int) -> list[PlannedArm | None]:
+    """Arms for a job of which nobody knows when it saves."""
+    if last < 3:
+        return []
+    third = max(2, last // 3)
+    faults = (PlannedFault(0, 0, "kill", rank, third, "before"), PlannedFault(1, 1, "kill", rank, max(third + 1, 2 * last // 3), "before"))
+    later = _kill("later-epoch", f"in an epoch after the first, which ended at step {epochs[0]}", min(last, epochs[0] + 2), rank) if epochs else None
+    why = "when it saves is not on record"
+    return [_kill("mid-run", why, max(2, last // 2), rank), PlannedArm("twice", f"after a third and after two thirds: {why}", faults), later]
 
 
 def too_few_steps(reference: Judged) -> ConfigError:
@@ -140,7 +159,9 @@ def _off_boundary(saved: list[int], last: int, rank: int) -> PlannedArm | None:
     gaps = [(after - before, before) for before, after in itertools.pairwise(ends) if after - before > 1]
     if not gaps:
         return None
-    size, before = max(gaps)
+    # Where a step's number gets one more digit: checkpoints that are chosen by the order of letters are another one there.
+    longer = [gap for gap in gaps for older in saved if older < gap[1] and len(str(older)) < len(str(gap[1]))]
+    size, before = min(longer, key=lambda gap: gap[1]) if longer else max(gaps)
     return _kill("off-boundary", f"between the checkpoints of step {before} and {before + size}", before + size // 2 + 1, rank)
 
 

@@ -31,10 +31,13 @@ def restored(judged: Judged, reference: Judged | None, stable: Stable) -> Iterat
     for begun in judged.path.resumed:
         if begun.began:  # else no step is on record: `same end` and `progress` judge that
             yield from _of_attempt(judged, begun, reference, known)
-    if judged.without_effect:
-        names = " and ".join(sorted(judged.without_effect))
-        said = f"the state of {names} is another after a restart, and nothing that was drawn from it shows in any step"
+    drawn = sorted(judged.without_effect & set(GENERATORS))
+    if drawn:
+        said = f"the state of {' and '.join(drawn)} is another after a restart, and nothing that was drawn from it shows in any step"
         yield Finding("restored: generators", NOT_CHECKED, said, judged.arm.name)
+    if "optimizer" in judged.without_effect:
+        said = "the optimizer's state is another after a restart, and every update that followed is right: it is kept in another form"
+        yield Finding("restored: optimizer", NOT_CHECKED, said, judged.arm.name)
 
 
 def _of_attempt(judged: Judged, begun: Resumed, reference: Judged | None, stable: Stable) -> Iterator[Finding]:
@@ -55,7 +58,8 @@ def _of_attempt(judged: Judged, begun: Resumed, reference: Judged | None, stable
         yield Finding("restored: parameters", BROKEN, f"{said}: they were not restored", arm, next_step)
     else:
         yield Finding("restored: parameters", KEPT, f"{who} began with the parameters of step {begun.after}", arm)
-    yield from _optimizer(begun, arm)
+    if "optimizer" not in judged.ignored:
+        yield from _optimizer(begun, arm)
     if begun.attempt in judged.path.resized:
         said = f"{who} had another number of processes: generators are a rank's own, and a schedule may depend on their number"
         yield Finding("restored: generators", NOT_CHECKED, said, arm)
