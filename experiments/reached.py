@@ -15,6 +15,8 @@ TRAINS = "training"  # a study that reaches this room trains as runs do, with wh
 STUDIES = "ecrl_cli.studies."
 TABLES = ("ecrl_cli.config", "ecrl_cli.studies.frame.registry")  # name all variants and studies there are; a study names in its code what it uses
 
+DOOR = "ecrl"  # `ecrl.load` opens results for a reader: nothing that runs calls it
+
 
 @cache
 def reached(study: str) -> frozenset[Path]:
@@ -48,4 +50,4 @@ def _named(name: str, source: bytes) -> frozenset[str]:
             found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not name.startswith(TABLES):
             found.add(node.value.partition(":")[0])  # `python -m MODULE`, or MODULE:ATTRIBUTE
-    return frozenset(found)
+    return frozenset(each for each in found if name != DOOR or not each.startswith("ecrl_cli"))
