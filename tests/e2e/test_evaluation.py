@@ -75,7 +75,7 @@ def test_metrics_say_what_was_measured_and_what_it_took(runs: dict[str, Path]) -
 
 
 def test_the_report_shows_each_arms_quality(runs: dict[str, Path], tmp_path: Path) -> None:
-    result = report([runs["ref"], runs["blk"]], tmp_path / "page")
+    result = report([runs["ref"], runs["blk"]], tmp_path / "page", every_run=True)
     assert "Quality on held-out data at the target" in result.text and "held-out accuracy" in result.text
     assert "Quality on held-out data" in (tmp_path / "page/index.html").read_text()
     with (tmp_path / "page/runs.csv").open() as file:

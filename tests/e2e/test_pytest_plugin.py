@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -52,7 +53,8 @@ def test_a_test_that_names_a_command_fails_with_the_diagnosis(tmp_path: Path) ->
         "-rA",
         ".",
     ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
+    alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # where ECRL is installed it is a plugin already
+    done = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=500, check=False)
     ended = {name: state for state, name in re.findall(r"^(PASSED|FAILED) test_job.py::(\w+)", done.stdout, re.MULTILINE)}
     assert ended == {"test_healthy": "PASSED", "test_bug": "FAILED", "test_what_a_fixture_returns": "PASSED", "test_no_folder": "FAILED"}, done.stdout
     said = done.stdout.partition("FAILURES")[2]

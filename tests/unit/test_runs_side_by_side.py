@@ -136,6 +136,6 @@ def test_a_sweep_side_by_side_for_real(ecrl: Ecrl, tmp_path: Path) -> None:
         assert "target" in (sweep / ".hydra" / "jobs" / f"{Path(row['run']).name}.log").read_text()
     assert ecrl_in_process(tmp_path, "verify", "sweep").stdout.count(": valid (8 promises kept, 5 not checked)") == 2
     reported = ecrl_in_process(tmp_path, "report", "sweep", check=1)
-    assert "gate failed: alone" in reported.stdout + reported.stderr
+    assert "gate failed: digits-small_cnn: alone" in reported.stdout + reported.stderr
     again = ecrl_in_process(tmp_path, "train", *arms[:-1], "run_dir=sweep")  # alone: the same runs, and finished
     assert "at once" not in again.stderr

@@ -21,7 +21,7 @@ from ecrl_cli.audit.lineage import path_of
 from ecrl_cli.audit.plan import PlannedFault
 from ecrl_cli.audit.progress import ending, last_words
 from ecrl_cli.audit.records import Arm, Launch, read_arm
-from ecrl_cli.config.audit import AuditKeys
+from ecrl_cli.config.audit import GRACEFUL, AuditKeys
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import ConfigError, EcrlError, Stopped
 from ecrl_cli.linux.clock import monotonic
@@ -135,7 +135,7 @@ def run_arm(job: Job, arm: Path, faults: tuple[PlannedFault, ...], say: Say) -> 
         _record(arm, faults, launches)
         last, unplanned = launches[-1], sum(not launch.planned for launch in launches)
         if last.exit_code == 0:
-            asked = last.planned and any(fault.kind == "term" for fault in faults)
+            asked = last.planned and any(fault.kind in GRACEFUL for fault in faults)
             if not asked or not job.last or _last_step(arm) >= job.last:
                 return tuple(launches)
             say(f"{arm.name}: attempt {last.attempt} ended with exit code 0 before its last step; starting again, as a scheduler would")

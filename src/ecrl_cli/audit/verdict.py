@@ -114,7 +114,7 @@ def of_arm(judged: Judged, reference: Judged | None, steady: Determinism, order:
     """All promises of one arm."""
     findings = [
         samples.exactly_once(judged, reference, order) if steady.stable("samples") else _unstable("exactly once", judged),
-        samples.same_input(judged, reference if steady.stable("input") else None),
+        samples.same_input(judged, reference) if steady.stable("input") else _unstable("same input", judged),
         *restored(judged, reference, steady.stable),
         *(samples.same_overflows(judged, reference if steady.exact else None)),
         promises.same_trajectory(judged, reference, steady),
@@ -137,7 +137,7 @@ def _overruled(finding: Finding) -> Finding:
 
 
 def _unstable(promise: str, judged: Judged) -> Finding:
-    return Finding(promise, UNKNOWN, "the job is not deterministic: its samples cannot be compared", judged.arm.name)
+    return Finding(promise, UNKNOWN, "the job is not deterministic: what it consumed cannot be compared", judged.arm.name)
 
 
 def _completed(judged: Judged) -> Finding | None:

@@ -185,9 +185,9 @@ def _loopback() -> Iterator[Line]:
 
 
 def _tools() -> Iterator[Line]:
-    """What only parts of ECRL need, torch excepted; packages by the extra that brings them."""
+    """What only parts of ECRL need; packages by the extra that brings them."""
     for need in PREREQUISITES.values():
-        if not need.extra and need.name != "torch":
+        if not need.extra:
             reason = need.absent()
             yield _needed(need.name, reason, need) if reason else Line(GOOD, need.name, program(need.name) or "works")
     for extra in dict.fromkeys(need.extra for need in PREREQUISITES.values() if need.extra):

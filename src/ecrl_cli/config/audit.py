@@ -17,6 +17,7 @@ from ecrl_cli.config.schema import at_least, one_of, positive
 from ecrl_cli.errors import ConfigError, shown
 
 KINDS = ("none", "kill", "term", "exit", "stop", "raise", "oom")
+GRACEFUL = ("term",)  # asks the job to end: it may save, and end with exit code 0
 ORDERS = ("auto", "declared", "free")
 MOMENTS = ("before", "backward", "optimizer", "save")
 POINTS = ("before", "empty", "torn", "after")

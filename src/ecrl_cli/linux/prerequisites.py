@@ -164,7 +164,9 @@ PREREQUISITES: dict[str, Prerequisite] = {
             "the tests of Slurm",
             package="slurm-wlm munge",
         ),
-        Prerequisite("torch", partial(_no_module, "torch"), "training and most studies", step="pip install torch torchvision"),
+        Prerequisite("torch", partial(_no_module, "torch"), "training and most studies", extra="train"),
+        Prerequisite("torchvision", partial(_no_module, "torchvision"), "training on pictures", extra="train"),
+        Prerequisite("pytest", partial(_no_module, "pytest"), "the plugin that audits a test's command", extra="pytest"),
         *(Prerequisite(name, partial(_no_module, name, module), purpose, extra=extra) for name, module, extra, purpose in _PACKAGES),
     )
 }
