@@ -233,7 +233,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def judge(run: Path, reference: Path | None, known: object) -> SimpleNamespace:
         if run.name in ("unreadable", "gone"):
             raise RecordError("rank0.jsonl:3", "torn") if run.name == "unreadable" else EvidenceMissing(run.name, "has no config.json")
-        return SimpleNamespace(status=run.name, to_json=lambda: {"status": run.name})
+        return SimpleNamespace(status=run.name, judged_to_step=None, to_json=lambda: {"status": run.name})
 
     monkeypatch.setattr(verify, "verify_run", judge)
     monkeypatch.setattr(verify, "render", lambda verdict: f"it is {verdict.status}")
