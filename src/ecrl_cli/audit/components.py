@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ecrl_cli.audit.lineage import Path, path_of
+from ecrl_cli.audit.lineage import Path, path_of, without_trials
 from ecrl_cli.audit.records import Arm
 from ecrl_cli.audit.steps import Optimizers, Step
 
@@ -219,9 +219,10 @@ def judged_arm(arm: Arm, reference: Judged | None = None, ignored: frozenset[str
     """The arm's path, held against the reference's. Left out are a generator whose state differs where nothing else ever does (what is drawn from it,
     a loader's seed, say, is no part of the training), and an optimizer's state that differs while all updates that follow are the same (it is kept in
     another form: an optimizer that each rank holds a part of)."""
-    path = path_of(arm, reference.path if reference is not None else None)
     if reference is None:
-        return Judged(arm, path, {}, ignored)
+        return Judged(arm, path_of(arm), {}, ignored)
+    arm = without_trials(arm, reference.path)
+    path = path_of(arm, reference.path)
     differs = compare(path, reference.path, ignored)
     again = {name for _, _, _, before, after in path.done_again for name in differing(before, after)} - ignored
     names = {name for found in differs.values() for name in found} | again

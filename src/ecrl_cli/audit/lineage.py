@@ -134,6 +134,43 @@ def path_of(arm: Arm, undisturbed: Path | None = None) -> Path:
     return Path(steps, again, resumed, offsets, resized, tuple(saves), tuple(aside))
 
 
+def without_trials(arm: Arm, undisturbed: Path) -> Arm:
+    """`arm` without what a restarted process does before it trains: the undisturbed run began with steps of optimizers that it never used again (on a
+    copy of the model, say), and an attempt that begins with the same goes on from a state on record after them."""
+    first = [undisturbed.steps[number][min(undisturbed.steps[number])][1].who for number in sorted(undisturbed.steps)]
+    trial = next((count for count in range(1, len(first)) if not {*first[count - 1]} & {name for who in first[count:] for name in who}), 0)
+    if not trial or not all(first[:trial]):
+        return arm
+    moments, resumed = undisturbed.moments(), sorted(arm.attempts)[1:]
+
+    def trained(process: Process) -> Process:
+        alike = [step.who for step in process.steps[:trial]] == first[:trial] and len(process.steps) > trial
+        begun = process.steps[trial].optimizers_before if alike else {}
+        mine = {name: state for name, state in begun.items() if alike and name in process.steps[trial].who}
+        after = _matching(mine, process.steps[trial].who, moments, None) if mine else None
+        return _shortened(process, trial) if after is not None and after > trial else process
+
+    return replace(arm, attempts={number: [trained(one) if number in resumed else one for one in arm.attempts[number]] for number in arm.attempts})
+
+
+def _shortened(process: Process, trial: int) -> Process:
+    """`process` without its first `trial` steps, and without the optimizers that did them."""
+    gone = {name for step in process.steps[:trial] for name in step.who}
+
+    def left(optimizers: Optimizers) -> Optimizers:
+        return {name: state for name, state in optimizers.items() if name not in gone}
+
+    def later(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{**event, "after_step": max(0, event["after_step"] - trial)} for event in events]
+
+    def trained(step: Step) -> Step:
+        number = step.number if step.declared else step.number - trial
+        return replace(step, number=number, optimizers=left(step.optimizers), optimizers_before=left(step.optimizers_before))
+
+    steps, epochs = [trained(step) for step in process.steps[trial:]], [max(0, end - trial) for end in process.epochs]
+    return replace(process, steps=steps, saves=later(process.saves), files=later(process.files), epochs=epochs)
+
+
 def _overwrite(steps: Any, again: Any, processes: list[Process], made: tuple[int, dict[int, int]], offset: int) -> None:
     """Let an attempt replace earlier passes of its steps and record those in `again`. Steps after its last one are dropped, since their state was
     lost. `made`: the attempt, and how many processes each has; passes by another number are not compared."""

@@ -159,9 +159,7 @@ def _off_boundary(saved: list[int], last: int, rank: int) -> PlannedArm | None:
     gaps = [(after - before, before) for before, after in itertools.pairwise(ends) if after - before > 1]
     if not gaps:
         return None
-    # Where a step's number gets one more digit: checkpoints that are chosen by the order of letters are another one there.
-    longer = [gap for gap in gaps for older in saved if older < gap[1] and len(str(older)) < len(str(gap[1]))]
-    size, before = min(longer, key=lambda gap: gap[1]) if longer else max(gaps)
+    size, before = max(gaps)
     return _kill("off-boundary", f"between the checkpoints of step {before} and {before + size}", before + size // 2 + 1, rank)
 
 
@@ -169,12 +167,17 @@ def _twice(saved: list[int], last: int, rank: int) -> PlannedArm | None:
     """Right after a checkpoint, where no step is repeated; and once more after the next one, which a resumed attempt has written."""
     if not saved:
         return None
-    first = PlannedFault(0, 0, "kill", rank, saved[0] + 1, "before")
+    # Where a step's number gets one more digit: a checkpoint that is chosen by the order of letters is an older one there.
+    longer = [place for place, (older, step) in enumerate(itertools.pairwise(saved), start=1) if len(str(older)) < len(str(step))]
+    place = longer[0] if longer and len(saved) > longer[0] + 1 else 0
+    begun = saved[place]
+    first = PlannedFault(0, 0, "kill", rank, begun + 1, "before")
     if len(saved) < 2:
-        return PlannedArm("on-boundary", f"right after the checkpoint of step {saved[0]}", (first,))
-    after = [*saved[2:], last][0]
-    second = PlannedFault(1, 1, "kill", rank, min(last, saved[1] + max(1, (after - saved[1]) // 2 + 1)), "before")
-    return PlannedArm("twice", f"right after the checkpoint of step {saved[0]}, and again after that of step {saved[1]}", (first, second))
+        return PlannedArm("on-boundary", f"right after the checkpoint of step {begun}", (first,))
+    following = saved[place + 1]
+    after = [*saved[place + 2 :], last][0]
+    second = PlannedFault(1, 1, "kill", rank, min(last, following + max(1, (after - following) // 2 + 1)), "before")
+    return PlannedArm("twice", f"right after the checkpoint of step {begun}, and again after that of step {following}", (first, second))
 
 
 def _inside_save(reference: Judged, saved: list[int]) -> PlannedArm | None:

@@ -28,7 +28,7 @@ from ecrl_cli.errors import plural
 def same_trajectory(judged: Judged, reference: Judged | None, steady: Determinism) -> Finding:
     """Every step equals the undisturbed run's; repeated steps equal their first pass, which needs no reference."""
     promise, arm = "same trajectory", judged.arm.name
-    if steady.exact:
+    if steady.exact and not follows_exactly(judged, reference, steady):  # else what a killed attempt had done otherwise is gone
         for number, rank, attempt, before, after in sorted(judged.path.done_again, key=lambda entry: entry[:2]):
             first = judged.path.is_first(number, attempt)
             names = tuple(name for name in differing(after, before, first) if name not in judged.ignored)

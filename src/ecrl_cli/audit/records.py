@@ -260,6 +260,9 @@ def _take_step(process: Process, batches: dict[int, Batch], line: dict[str, Any]
     if 0 < undone <= len(process.steps):
         del process.steps[-undone:]
         process.taken_back += undone
+        for event in (*process.saves, *process.files):
+            if event["after_step"] >= step.number:
+                event["overlapped"] = True  # of steps that no longer count: what it holds is no state of the path
     told = (*step.optimizers_before.items(), *step.optimizers.items())
     process.told = {**(process.told or {}), **{name: state for name, state in told if state.params}}
     if step.declared:
