@@ -233,4 +233,18 @@ def judged_arm(arm: Arm, reference: Judged | None = None, ignored: frozenset[str
     idle = {*GENERATORS, "optimizer"} if path.last - since >= FOLLOWING else set(GENERATORS)
     if names and names <= idle and path.last == reference.path.last:
         return Judged(arm, path, {}, ignored | names, frozenset(names))
+    idle = _without_effect(differs, names)
+    if idle:
+        left = {step: tuple(name for name in found if name not in idle) for step, found in differs.items()}
+        return Judged(arm, path, {step: found for step, found in left.items() if found}, ignored | idle, idle)
     return Judged(arm, path, differs, ignored)
+
+
+def _without_effect(differs: dict[int, tuple[str, ...]], names: set[str]) -> frozenset[str]:
+    """The generators, if steps passed in which only they differed, and what differed next cannot have been drawn."""
+    drawn = names & set(GENERATORS)
+    others = {step: [name for name in found if name not in drawn] for step, found in differs.items()}
+    first = min((step for step, found in others.items() if found), default=None)
+    if not drawn or first is None or min(differs) == first:
+        return frozenset()
+    return frozenset(drawn) if others[first][0] in ("settings", "scale", "buffers", "parameters", "optimizer") else frozenset()
