@@ -233,10 +233,10 @@ def judged_arm(arm: Arm, reference: Judged | None = None, ignored: frozenset[str
     idle = {*GENERATORS, "optimizer"} if path.last - since >= FOLLOWING else set(GENERATORS)
     if names and names <= idle and path.last == reference.path.last:
         return Judged(arm, path, {}, ignored | names, frozenset(names))
-    idle = _without_effect(differs, names)
-    if idle:
-        left = {step: tuple(name for name in found if name not in idle) for step, found in differs.items()}
-        return Judged(arm, path, {step: found for step, found in left.items() if found}, ignored | idle, idle)
+    drawn = _without_effect(differs, names)
+    if drawn:
+        left = {step: tuple(name for name in found if name not in drawn) for step, found in differs.items()}
+        return Judged(arm, path, {step: found for step, found in left.items() if found}, ignored | drawn, drawn)
     return Judged(arm, path, differs, ignored)
 
 
