@@ -72,6 +72,14 @@ SLOW: dict[str, tuple[str, ...]] = {
     "unit/test_cli_grid.py::test_the_sweep_of_intervals_changes_nothing_but_the_interval": ("gpu", "cpu"),
     "unit/test_cli_grid.py::test_a_typed_scale_makes_the_same_runs": ("cpu",),
     "unit/test_config_schedule.py::test_the_axes_are_the_published_matrix": (),  # test_cli_sweep counts its runs
+    # Planted into real runs; the same faults in records stand in contract/test_verify_spoilt_runs.py, row by row.
+    "e2e/test_planted_store_bugs.py::test_a_planted_bug_breaks_its_promise": (),
+    "e2e/test_planted_store_bugs.py::test_without_a_bug_the_promises_are_kept": (),
+    "e2e/test_planted_store_bugs.py::test_a_fault_that_did_nothing_is_missed": (),
+    # What e2e/test_failures.py shows of each kind.
+    "e2e/test_matrix.py::test_a_cell_of_the_matrix_of_failures_is_valid": (),
+    # That ECRL needs no torch, the other test of its file shows; that an audit runs a job of another interpreter, e2e/test_wheel.py.
+    "contract/test_without_torch.py::test_an_audit_runs_a_job_that_has_a_torch_of_its_own": (),
     # Tools of those who work on ECRL: of `make results`, what else can become of an experiment that is made from nothing, stopped, refused and shown.
     "contract/test_experiments.py::test_a_sweep_and_a_study_are_kept_as_one": (),
     "contract/test_experiments.py::test_made_again_it_goes_on_and_says_that_there_were_two_sessions": (),  # that a sweep goes on, test_cli_sweep
