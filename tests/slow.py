@@ -78,7 +78,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     "e2e/test_planted_store_bugs.py::test_a_fault_that_did_nothing_is_missed": (),
     # What e2e/test_failures.py shows of each kind.
     "e2e/test_matrix.py::test_a_cell_of_the_matrix_of_failures_is_valid": (),
-    # That ECRL needs no torch, the other test of its file shows; that an audit runs a job of another interpreter, e2e/test_wheel.py.
+    # A whole audit from an environment without torch; that it starts without, the other test of its file shows, and audits e2e/test_audit.py.
     "contract/test_without_torch.py::test_an_audit_runs_a_job_that_has_a_torch_of_its_own": (),
     # Tools of those who work on ECRL: of `make results`, what else can become of an experiment that is made from nothing, stopped, refused and shown.
     "contract/test_experiments.py::test_a_sweep_and_a_study_are_kept_as_one": (),

@@ -340,6 +340,7 @@ def test_of_the_points_of_one_save_those_that_happened_count(tmp_path: Path, nam
         ("", ""),
         ("all is well\n", "all is well"),
         ("Traceback (most recent call last):\n  File a\nKeyError: 'x'\n", "KeyError: 'x'"),
+        ("\r 40%|####  | 4/10Traceback (most recent call last):\n  File a\nKeyError: 'x'\nread the docs\n", "KeyError: 'x'"),
         ("Traceback (most recent call last):\n  File a\nValueError: old\ngoing on\n" + "step\n" * 50, "step"),
         ("[rank1]: Traceback (most recent call last):\n[rank1]:   File a\n[rank1]: a.b.OddError: no\n[rank1]: read this\n", "OddError: no"),
         (

@@ -29,7 +29,7 @@ class PlannedFault:
 
     def __str__(self) -> str:
         file, _, how = self.point.rpartition(":")
-        where = f"{self.moment}: {file} {how}" if file else self.moment
+        where = f"{self.moment}: {'a temporary file' if file == '*' else file} {how}" if file else self.moment
         return f"{self.kind} of rank {self.rank} at step {self.step} ({where})"
 
 

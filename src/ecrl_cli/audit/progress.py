@@ -71,7 +71,8 @@ def last_words(arm: Path, attempt: int | None = None) -> str:
 
 def _raised(lines: list[str]) -> str:
     """The exception of the last traceback, if nothing but its own words follows: the job may have got over it."""
-    start = max((place for place, line in enumerate(lines) if line.strip() == _TRACEBACK), default=None)
+    # A bar of progress without an end of line stands in front of it on the same line.
+    start = max((place for place, line in enumerate(lines) if line.rstrip().endswith(_TRACEBACK)), default=None)
     if start is None:
         return ""
     for place, line in enumerate(lines[start + 1 :], start=start + 1):
