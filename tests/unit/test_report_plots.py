@@ -161,7 +161,7 @@ def test_drawing_twice_gives_the_same_bytes_and_leaves_no_style(two: Comparison)
 
 @pytest.mark.parametrize("package", ["seaborn", "pandas"])
 def test_slow_imports_wait_for_the_first_figure(package: str) -> None:
-    """They stand inside functions: a folder that is refused need not wait for them. frames.py, which is all pandas, is imported by ecrl.load alone."""
+    """They stand inside functions: a folder that is refused need not wait for them. frames.py, all pandas, is imported by ecrl.load alone."""
     files = {path.name: ast.parse(path.read_text(encoding="utf-8")) for path in REPORT.rglob("*.py") if path.name != "frames.py"}
     early = [name for name, tree in files.items() for node in tree.body if isinstance(node, ast.Import) and node.names[0].name == package]
     assert not early
