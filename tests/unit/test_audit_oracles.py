@@ -329,3 +329,25 @@ def test_lines_that_say_nothing_are_bounded_and_a_deep_one_is_no_torn_end(tmp_pa
     path.write_text(whole + "\n" * 200_000)
     with pytest.raises(RecordError, match="empty lines"):
         judge_folder(tmp_path / "audit", None, "auto")
+
+
+def test_another_shuffle_is_told_from_another_position(recorded: Path) -> None:
+    """After step 12 the rest of the epoch comes in an order that the undisturbed run never had; or from one sample further on."""
+    for name, ids_of, said in (
+        ("shuffle", lambda step, rank: [(value * 11 + 5) % 32 for value in ids(step, rank)][::-1], "came in another order"),
+        ("position", lambda step, rank: [*ids(step, rank)[1:], *ids(step + 1, rank)[:1]], "the data position was not restored"),
+    ):
+        folder = healthy(recorded.parent / name)
+        change(folder, 2, lambda line, ids_of=ids_of: line | {"ids": ids_of(12 + line["n"], 0)} if line["type"] == "batch" else line, (0,))  # type: ignore[misc]
+        (broken,) = [f for f in judge_folder(folder, None, "auto").findings if f.promise == "exactly once" and f.status == "broken"]
+        assert said in broken.message, broken.message
+
+
+def test_the_end_of_an_evaluation_is_no_end_of_an_epoch(recorded: Path) -> None:
+    """A validation loader runs through in the middle of the first epoch; a kill in a later epoch is planned behind the training's own."""
+    for path in sorted((recorded / "ref").glob("attempt-00/*.jsonl")):
+        lines = path.read_text().splitlines()
+        place = next(number for number, line in enumerate(lines) if '"type": "step", "step": 3' in line)
+        path.write_text("\n".join([*lines[: place + 1], '{"type": "epoch", "loader": 1, "after_step": 3}', *lines[place + 1 :]]) + "\n")
+    (process, _) = read_arm(recorded / "ref").processes
+    assert process.epochs == [8, 16]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ from ecrl_cli.audit.components import GENERATORS, MEANING, Judged, named, optimi
 from ecrl_cli.audit.lineage import Path, Resumed
 from ecrl_cli.audit.steps import Step
 
+FEWEST_PAIRS, SHUFFLED = 6, 0.25  # pairs of samples that tell a shuffle from a position, and the share of them that chance leaves
 ELSEWHERE = (
     "everything on record before it is that of the undisturbed run, so it is something that the job keeps elsewhere (a normaliser, a target or "
     "teacher network, a running average, an environment, a generator of its own) and did not restore"
@@ -92,3 +94,16 @@ def is_order(ours: Path, due: Path, step: int, rank: int, until: int) -> bool:
         return Counter(sample for number in numbers for sample in path.steps[number][rank][1].samples)
 
     return consumed(ours) == consumed(due)
+
+
+def is_shuffled(ours: Path, due: Path, step: int, rank: int, until: int) -> bool:
+    """Whether the samples of `rank` from `step` to `until` are those of another shuffle: hardly two that come one after the other ever do so in the
+    undisturbed run. From another position in the same order most would."""
+
+    def pairs(path: Path, first: int, last: int) -> list[tuple[str, str]]:
+        numbers = [number for number in sorted(path.steps) if first <= number <= last and rank in path.steps[number]]
+        consumed = [sample for number in numbers for sample in path.steps[number][rank][1].samples]
+        return list(itertools.pairwise(consumed))
+
+    here, known = pairs(ours, step, until), {*pairs(due, 0, due.last)}
+    return len(here) >= FEWEST_PAIRS and sum(pair in known for pair in here) < len(here) * SHUFFLED

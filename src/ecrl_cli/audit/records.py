@@ -50,7 +50,8 @@ class Process:
     loads: list[dict[str, Any]] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     files: list[dict[str, Any]] = field(default_factory=list)  # operations on files of the arm's folder, in their order
-    epochs: list[int] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)  # after which steps a loader that is trained on came to its end
+    ended: list[tuple[int, int]] = field(default_factory=list)  # the same of every loader: which, and after which step
     skips: list[int] = field(default_factory=list)  # after which steps the gradient scaler left a window out
     taken_back: int = 0  # steps that the job has undone itself
     told: Optimizers | None = None  # what the record says of the optimizers so far
@@ -173,6 +174,8 @@ def read_process(path: Path, attempt: int) -> Process:
             _take(process, batches, line)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise RecordError(f"{path.name}:{number}", f"is no line of format {FORMAT} ({type(error).__name__}: {error})"[:300]) from error
+    trained_on = {batch.loader for step in process.steps for batch in step.batches}
+    process.epochs = [after for loader, after in process.ended if loader in trained_on or not trained_on]
     return process
 
 
@@ -219,7 +222,7 @@ def _take(process: Process, batches: dict[int, Batch], line: dict[str, Any]) -> 
     elif kind == "step":
         _take_step(process, batches, line)
     elif kind == "epoch":
-        process.epochs.append(count_of(line.get("after_step", 0)))
+        process.ended.append((count_of(line.get("loader") or 0), count_of(line.get("after_step", 0))))
     elif kind == "skip":
         process.skips.append(count_of(line["after_step"]))
     elif kind == "trouble":

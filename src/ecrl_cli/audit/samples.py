@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ecrl_cli.audit.causes import is_order
+from ecrl_cli.audit.causes import is_order, is_shuffled
 from ecrl_cli.audit.components import (
     BROKEN,
     KEPT,
@@ -185,6 +185,8 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
             if number == begun and {number, earlier} <= _epoch_starts(reference):
                 return f"{said}: the order of an earlier epoch came again, its shuffle was not restored"
             return f"{said}: {MEANING['samples']}"
+    if is_shuffled(judged.path, reference.path, number, rank, until):
+        return f"from step {number} on the samples came in another order {place}: the shuffle, or its generator, was not restored"
     return f"step {number} consumed other samples than the undisturbed run {place}: {MEANING['samples']}"
 
 

@@ -24,6 +24,7 @@ class Batch:
     samples: tuple[str, ...]
     by_id: bool
     digest: str
+    loader: int = 0
 
 
 @dataclass(frozen=True)
@@ -198,9 +199,10 @@ def with_observed(step: Step, seen: list[Step]) -> Step:
 
 def batch_of(line: Mapping[str, Any]) -> Batch:
     ids, rows, digest = line.get("ids"), line.get("rows"), str(line.get("hash") or "")
+    loader = count_of(line.get("loader") or 0)
     if ids is not None:
-        return Batch(tuple(str(int(sample)) for sample in ids), True, digest)
-    return Batch(tuple(str(row) for row in rows) if rows else (digest,), False, digest)
+        return Batch(tuple(str(int(sample)) for sample in ids), True, digest, loader)
+    return Batch(tuple(str(row) for row in rows) if rows else (digest,), False, digest, loader)
 
 
 def watched_text(line: Mapping[str, Any]) -> str:
