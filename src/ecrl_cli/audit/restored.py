@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from ecrl_cli.audit.components import (
     BROKEN,
@@ -30,7 +31,9 @@ def restored(judged: Judged, reference: Judged | None, stable: Stable) -> Iterat
 
     for begun in judged.path.resumed:
         if begun.began:  # else no step is on record: `same end` and `progress` judge that
-            yield from _of_attempt(judged, begun, reference, known)
+            for finding in _of_attempt(judged, begun, reference, known):
+                unclear = len(judged.path.resumed) > 1 and finding.status == BROKEN and "attempt" not in finding.message
+                yield replace(finding, message=f"{finding.message} (attempt {begun.attempt})") if unclear else finding
     drawn = sorted(judged.without_effect & set(GENERATORS))
     if drawn:
         said = f"the state of {' and '.join(drawn)} is another after a restart, and nothing that was drawn from it shows in any step"
