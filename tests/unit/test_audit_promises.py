@@ -439,7 +439,7 @@ def test_the_earliest_broken_promise_is_the_diagnosis(recorded: Path) -> None:
     change(recorded, 2, lambda line: line | {"ids": ids(line["n"] + 1, 0)} if line["type"] == "batch" and line["n"] > 2 else line, (0,))
     verdict = judged(recorded)
     assert status(verdict, "exactly once") == ["broken"]
-    assert verdict.diagnosis == "in step 13, rank 0, 1: the gradient scaler was not restored"
+    assert verdict.diagnosis == "in step 13, rank 0, 1: the gradient scaler was not restored (attempt 2)"
 
 
 def test_another_number_of_overflows_is_the_scaler_and_not_the_data(recorded: Path) -> None:

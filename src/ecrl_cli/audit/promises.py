@@ -49,6 +49,7 @@ def same_trajectory(judged: Judged, reference: Judged | None, steady: Determinis
         attempt, ours = judged.path.steps[step][rank]
         cause = cause_of(judged, step, attempt, reference.path.steps[step][rank][1], ours, names)
         said = f"differs from step {step} on, first in {names[0]}: {cause}"
+        said += f" (attempt {attempt})" if len(judged.path.resumed) > 1 and "attempt" not in cause else ""
         return Finding(promise, BROKEN, said, arm, step, (f"differs in {', '.join(names)}",))
     gap = unrecorded(judged, reference, tuple(name for name in COMPONENTS if name not in judged.ignored))
     if gap:
@@ -127,6 +128,8 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> Finding:
         return Finding(promise, KEPT, f"each attempt went on from the newest finished checkpoint: {steps}", arm)
     if began_anew:
         return Finding(promise, KEPT, "no checkpoint had been finished: the job began anew", arm)
+    if judged.arm.launches[1:] and not any(process.steps for number, made in judged.arm.attempts.items() if number for process in made):
+        return Finding(promise, NOT_CHECKED, "no attempt did a step after the first failure", arm)
     proved = [begun for begun in judged.path.resumed if begun.proof == "content"]
     steps = ", ".join(f"step {begun.after}" for begun in proved)
     said = (

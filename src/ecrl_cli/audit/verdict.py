@@ -161,6 +161,8 @@ def _verdict(findings: list[Finding], troubles: tuple[str, ...], arms: list[Judg
         first = min(
             broken, key=lambda finding: (MAX_STEP if finding.step is None else finding.step, _CAUSES.index(finding.promise.partition(":")[0]))
         )
+        if first.promise == inside_save.RECOVERABLE:  # where no attempt comes back, that a save was struck is not why
+            first = next((finding for finding in broken if finding.promise == progress.PROMISE and finding.arm != first.arm), first)
         status, diagnosis = "invalid", first.message
     elif troubles:
         status, diagnosis = "unknown", f"the recorder could not see everything: {troubles[0]}"
