@@ -193,7 +193,7 @@ def found_models(recording: Recording, optimizers: List[Any]) -> List[Any]:
     named = [value for key, value in sorted(recording.watched().items()) if isinstance(value, torch.nn.Module)]
     if named:
         return named
-    owned = {id(parameter) for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]}
+    owned = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
     candidates = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
     holders = [module for module in candidates if any(id(parameter) in owned for parameter in module.parameters())]
     inner = {id(child) for module in holders for child in module.modules() if child is not module}

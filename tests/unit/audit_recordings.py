@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from ecrl_cli.audit.records import Process, read_arm
 
 LAST, SAVE_EVERY, EPOCH, RANKS = 16, 4, 8, 2
 Change = Callable[[dict[str, Any]], dict[str, Any] | None]
@@ -85,3 +90,21 @@ def change(folder: Path, attempt: int, edit: Change, ranks: tuple[int, ...] = (0
         (path,) = (folder / "struck" / f"attempt-{attempt:02d}").glob(f"rank{rank}-*.jsonl")
         edited = [edit(json.loads(line)) for line in path.read_text().splitlines()]
         path.write_text("".join(json.dumps(line) + "\n" for line in edited if line is not None))
+
+
+def record_loops(module: str, folder: Path) -> Path:
+    """Run the training loops of `module` in a process of their own; each is recorded in a folder of its name under `folder`."""
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
+    environment.pop("ECRL_RECORD", None)
+    command = [sys.executable, "-m", module, str(folder)]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=550)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def process(folder: Path, loop: str) -> Process:
+    """The one process that was recorded of `loop`, without trouble."""
+    (only,) = read_arm(folder / loop).processes
+    assert only.troubles == []
+    return only

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,26 +11,12 @@ import torch
 
 from ecrl import digests
 from ecrl_cli.audit.components import differing, in_words
-from ecrl_cli.audit.records import Process, read_arm
-
-HERE = Path(__file__).parents[2]
+from tests.unit.audit_recordings import process, record_loops
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("instants")
-    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE / 'src'}"}
-    environment.pop("ECRL_RECORD", None)
-    command = [sys.executable, "-m", "tests.unit.audit_instants", str(folder)]
-    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=550)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
-
-
-def process(folder: Path, loop: str) -> Process:
-    (only,) = read_arm(folder / loop).processes
-    assert only.troubles == []
-    return only
+    return record_loops("tests.unit.audit_instants", tmp_path_factory.mktemp("instants"))
 
 
 def test_what_the_job_writes_between_two_updates_is_seen_also_through_data(recorded: Path) -> None:

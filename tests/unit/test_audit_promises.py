@@ -471,3 +471,14 @@ def test_samples_in_any_order_are_not_missing_where_the_job_ended_early(recorded
     verdict = judged(recorded, "free")
     assert status(verdict, "exactly once") == ["kept"]
     assert verdict.diagnosis == "ended at step 13, the undisturbed run at step 16"
+
+
+def test_what_an_attempt_began_with_is_no_proof_for_the_next(tmp_path: Path) -> None:
+    """Two restarts in a row lose the same state: the second is not right because the first began so."""
+    for name in ("ref", "ref2"):
+        write_arm(tmp_path / name, (0, LAST))
+    write_arm(tmp_path / "struck", (0, 10), (8, 10), (8, LAST))
+    for attempt in (1, 2):
+        change(tmp_path, attempt, starts(optimizer=told("fresh"), entries=0))
+    lost = [finding for finding in judged(tmp_path).findings if finding.promise == "restored: optimizer"]
+    assert [finding.status for finding in lost] == ["broken", "broken"], [finding.message for finding in lost]

@@ -26,10 +26,10 @@ from ecrl.saves import FollowedRename
 from ecrl.steps import as_number
 from ecrl_cli.audit.audit import judge_folder
 from ecrl_cli.audit.lineage import path_of
-from ecrl_cli.audit.records import Arm, Process, read_arm
+from ecrl_cli.audit.records import Arm, read_arm
 from ecrl_cli.audit.verdict import render
 from ecrl_cli.config import audit
-from tests.unit.audit_recordings import write
+from tests.unit.audit_recordings import process, record_loops, write
 
 HERE = Path(__file__).parents[2]
 PAIRS = [("0", "1"), ("2", "3"), ("4", "5"), ("6", "7")]
@@ -37,19 +37,7 @@ PAIRS = [("0", "1"), ("2", "3"), ("4", "5"), ("6", "7")]
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("traps")
-    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE / 'src'}"}
-    environment.pop("ECRL_RECORD", None)
-    command = [sys.executable, "-m", "tests.unit.audit_traps", str(folder)]
-    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=550)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
-
-
-def process(folder: Path, loop: str) -> Process:
-    (only,) = read_arm(folder / loop).processes
-    assert only.troubles == []
-    return only
+    return record_loops("tests.unit.audit_traps", tmp_path_factory.mktemp("traps"))
 
 
 @pytest.mark.parametrize(
