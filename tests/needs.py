@@ -45,15 +45,16 @@ def skipped_line(reasons: Iterable[str]) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--skipped-before", action="store_true", help="run only what the last session of this checkout skipped")
+    parser.addoption("--skipped-before", action="store_true", help="run only what was skipped when this checkout last ran it")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("skipped_before"):
         kept = getattr(config, "cache", None)
         before = set(kept.get(SKIPPED, [])) if kept else set()
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in before])
-        items[:] = [item for item in items if item.nodeid in before]
+        chosen = [item for item in items if {item.nodeid, item.nodeid.partition("::")[0]} & before]  # a test, or its whole file
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -76,5 +77,8 @@ def pytest_sessionfinish(session: pytest.Session) -> Any:
         if line := skipped_line(report.longrepr[2].removeprefix("Skipped: ") for report in skipped if isinstance(report.longrepr, tuple)):
             terminal.write_line(line)
         if kept := getattr(session.config, "cache", None):
-            kept.set(SKIPPED, sorted(report.nodeid for report in skipped))
+            # A session that ran something else takes nothing away: `make check` runs a few tests between the suite and this.
+            ran = {report.nodeid for reports in terminal.stats.values() for report in reports if hasattr(report, "nodeid")}
+            before = set(kept.get(SKIPPED, [])) - ran
+            kept.set(SKIPPED, sorted(before | {report.nodeid for report in skipped}))
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -161,3 +162,22 @@ def test_that_line_is_the_last_one_of_a_session(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.needs", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "1 skipped, otherwise no_such_package is not installed (pip install no_such_package) 1", done.stdout
+
+
+def test_what_was_skipped_before_runs_after_a_session_that_ran_something_else(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    skips = 'import os, pytest\n@pytest.mark.skipif("HERE" not in os.environ, reason="not here")\ndef test_it(): ...\n'
+    (tmp_path / "test_skips.py").write_text(skips)
+    (tmp_path / "test_other.py").write_text("def test_it(): ...\n")
+
+    def session(*words: str, here: bool = False) -> str:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.needs", "--rootdir", str(tmp_path), *words]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **({"HERE": "1"} if here else {})}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False).stdout
+
+    assert "1 passed, 1 skipped" in session(".")
+    assert "1 passed" in session("test_other.py")
+    assert "1 passed, 1 deselected" in session("--skipped-before", ".", here=True)
+    assert "2 deselected" in session("--skipped-before", ".", here=True)
